@@ -3,7 +3,8 @@
 use uuid::Uuid;
 
 use crate::ids::BASIC_BLOCK;
-use crate::{AgBlock, AgIno, AgNumber, BasicBlock, FsBlock, Ino};
+use crate::layout::ensure;
+use crate::{AgBlock, AgIno, AgNumber, BasicBlock, FsBlock, Ino, Malformed, Structure};
 
 bitflags::bitflags! {
     /// The features of a volume that its structures depend on.
@@ -34,8 +35,11 @@ bitflags::bitflags! {
     }
 }
 
-/// The sizes and places that all structures of a volume share. The maker of one has proved the
-/// superblock, so every shift is below 64 and no product of valid numbers overflows.
+/// The sizes and places that all structures of a volume share.
+///
+/// [`XfsSuperblock::parse`](crate::superblock::XfsSuperblock::parse) proves them. Code that makes a
+/// geometry in another way has to keep to the ranges below, so that every shift is below 64 and no
+/// product of valid numbers overflows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct XfsGeometry {
     /// What the layout of structures depends on.
@@ -201,6 +205,12 @@ impl XfsGeometry {
         }
         let index = u32::try_from(ino.0 & ((1 << log) - 1)).ok()?;
         Some((ag, block, index))
+    }
+
+    /// Proves, about a `structure`, that an inode number in it leads to a place of the volume.
+    pub(crate) fn check_ino(&self, structure: Structure, ino: Ino) -> Result<(), Malformed> {
+        ensure!(structure, self.locate(ino).is_some(), "inode {ino} is not in the volume");
+        Ok(())
     }
 
     /// The group of an inode and its number in the group; `None` as for [`Self::locate`].

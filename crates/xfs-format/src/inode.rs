@@ -18,6 +18,7 @@ pub use check::{XfsFork, XfsInode};
 
 use crate::geometry::XfsLayout;
 use crate::layout::ensure;
+use crate::symlink::MAX_LEN;
 use crate::{AgIno, AgNumber, Ino, Lsn, Malformed, U16, U32, U64, XfsGeometry, csum};
 
 const STRUCTURE: Structure = Structure::InodeCore;
@@ -27,9 +28,6 @@ pub const INODE_MAGIC: [u8; 2] = *b"IN";
 
 /// The place of the checksum, and the length of the core of v1 and v2.
 pub const INODE_CRC: usize = 100;
-
-/// The bytes of the target of a symbolic link are at most these.
-pub const MOST_TARGET_BYTES: u64 = 1024;
 
 /// Where the data of a directory ends: the leaves begin there.
 const DIRECTORY_DATA_END: u64 = 32 << 30;
@@ -457,7 +455,7 @@ impl XfsInodeCore {
                 (listed || format == Some(Format::MetaBtree) && is_metadata, u64::MAX >> 1)
             }
             file_type::DIRECTORY => (listed || format == Some(Format::Local), DIRECTORY_DATA_END),
-            file_type::SYMLINK => (listed || format == Some(Format::Local), MOST_TARGET_BYTES),
+            file_type::SYMLINK => (listed || format == Some(Format::Local), MAX_LEN as u64),
             file_type::FIFO | file_type::CHARACTER | file_type::BLOCK | file_type::SOCKET => {
                 (format == Some(Format::Device), u64::MAX >> 1)
             }

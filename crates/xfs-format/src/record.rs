@@ -204,7 +204,7 @@ impl XfsOwner {
         SPECIAL_OWNERS.iter().find(|(_, special)| *special == signed).map(|(owner, _)| *owner)
     }
 
-    /// Its number.
+    /// The number that stands for the owner in a record: the inode, or one below zero.
     #[must_use]
     pub fn number(self) -> u64 {
         let special = SPECIAL_OWNERS.iter().find(|(owner, _)| *owner == self);

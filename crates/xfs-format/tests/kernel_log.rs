@@ -121,7 +121,7 @@ fn records(ring: XfsLogRing, log: &[u8], ends: &XfsLogEnds) -> Vec<(XfsLogRecord
     while at != ends.head {
         let read = read_record(ring, at, &mut reader(log), &mut buffer).expect("no I/O");
         let (record, checksum) = read.expect("a record");
-        assert_eq!(checksum, XfsLogChecksum::Right, "{}", ring.show(at));
+        assert_eq!(checksum, XfsLogChecksum::Right, "{at}");
         let mut packed = buffer.clone();
         let body = record.unpack(&mut buffer).expect("it is whole").to_vec();
         let headers = record.header_blocks() as usize * 512;
@@ -138,7 +138,7 @@ fn records(ring: XfsLogRing, log: &[u8], ends: &XfsLogEnds) -> Vec<(XfsLogRecord
             }
             again[32..36].copy_from_slice(&packed[32..36]);
         }
-        assert!(again == packed, "the record at {} is sealed to other bytes", ring.show(at));
+        assert!(again == packed, "the record at {at} is sealed to other bytes");
         at = ring.advance(at, record.block_count());
         records.push((record, body));
     }
@@ -179,7 +179,7 @@ fn checkpoints(volume: &LogVolume, log: &[u8], ends: &XfsLogEnds) -> Vec<XfsChec
         assert_eq!(padded_len(writer.used(), record.header_blocks(), volume.unit), body.len());
         // Behind the ops the kernel leaves what its buffer held before.
         let used = writer.used();
-        assert!(again[..used] == body[..used], "other ops at {}", volume.ring().show(record.lsn));
+        assert!(again[..used] == body[..used], "other ops at {}", record.lsn);
     }
     for checkpoint in &whole {
         let mut again = XfsLogVector::default();
@@ -480,7 +480,7 @@ fn damage_is_told_from_a_crash(volume: &LogVolume, log: &[u8], ends: &XfsLogEnds
     }
     let (lsn, found) = after(12, &[headers], &|block| block[77] ^= 4);
     let found = found.expect_err("no crash does that");
-    assert!(found.problem.contains(&ring.show(lsn)), "{found}");
+    assert!(found.problem.contains(&lsn.to_string()), "{found}");
 }
 
 #[test]

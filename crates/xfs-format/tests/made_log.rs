@@ -652,6 +652,20 @@ fn the_flags_of_a_mapping_say_what_it_is() {
 }
 
 #[test]
+fn a_cancelled_buffer_carries_no_chunks() {
+    let (bytes, dirty) = ([1; 1024], [U32::new(0b11)]);
+    for (flags, regions) in [
+        (XfsBufferFlags::of(XfsBufferType::Btree), 2),
+        (XfsBufferFlags::of(XfsBufferType::Btree) | XfsBufferFlags::CANCEL, 1),
+    ] {
+        let mut vector = XfsLogVector::default();
+        encode_buffer(flags, BasicBlock(128), &bytes, &dirty, &mut vector);
+        assert_eq!(vector.regions().len(), regions);
+        assert!(XfsLogItem::parse(vector.regions()).is_ok());
+    }
+}
+
+#[test]
 fn a_vector_counts_its_bytes_with_their_padding() {
     let mut vector = XfsLogVector::with_capacity(16, 2);
     vector.push(&[b"five", b"!"]);

@@ -4,6 +4,7 @@ use offshoot_xfs_format::btree::{XfsForkRoot, XfsTree};
 use offshoot_xfs_format::features::{XfsHindrance, XfsObstacleKind};
 use offshoot_xfs_format::geometry::XfsLayout;
 use offshoot_xfs_format::group::{Agf, Agfl, Agi, new_agf, new_agi};
+use offshoot_xfs_format::identity::XfsIdentity;
 use offshoot_xfs_format::inode::{
     XfsInode, XfsInodeCore, XfsInodeFlags2, XfsTime, device_field, device_number, file_type,
 };
@@ -12,7 +13,7 @@ use offshoot_xfs_format::record::{
 };
 use offshoot_xfs_format::superblock::{XfsSuperblock, XfsSuperblockFields};
 use offshoot_xfs_format::{
-    AgBlock, AgIno, AgNumber, BasicBlock, FileBlock, FsBlock, Ino, Lsn, XfsGeometry,
+    AgBlock, AgIno, AgNumber, BasicBlock, FileBlock, FsBlock, Ino, Lsn, XfsGeometry, csum,
 };
 
 const BLOCKS: &[u8] = include_bytes!("vectors/blocks.bin");
@@ -369,6 +370,53 @@ fn new_headers_are_right_and_the_free_list_is_a_ring() {
         assert!(Agi::parse(&sector, &geometry, FIRST).is_ok());
         assert!(Agi::parse(&sector, &geometry, AgNumber(1)).is_err());
     }
+}
+
+/// The table of all units agrees with the trees and the kinds of blocks, and recovery finds the
+/// LSN by the magic number alone.
+#[test]
+fn units_are_known_by_their_magic_number() {
+    let geometry = geometry();
+    let mut units: Vec<(Vec<u8>, XfsIdentity)> = vec![
+        (superblock().fields.encode(), XfsIdentity::SUPERBLOCK),
+        (b"XAGF".to_vec(), XfsIdentity::AGF),
+        (b"XAGI".to_vec(), XfsIdentity::AGI),
+        (b"XAFL".to_vec(), XfsIdentity::AGFL),
+        (b"XSLM".to_vec(), XfsIdentity::REMOTE),
+        (b"XDD3".to_vec(), XfsIdentity::DIRECTORY),
+        (vec![0, 0, 0, 5, 0, 0, 0, 0, 0x3e, 0xbe], XfsIdentity::NODE),
+        // The owner of this inode looks like a node's magic number.
+        (b"IN\x81\xa4\x03\x02\0\0\x3e\xbe\0\0".to_vec(), XfsIdentity::INODE),
+    ];
+    for tree in XfsTree::ALL {
+        let magic = tree.magic(&geometry).expect("a magic number").to_vec();
+        let of_tree =
+            if tree.is_long() { XfsIdentity::LONG_BLOCK } else { XfsIdentity::SHORT_BLOCK };
+        units.push((magic, of_tree));
+    }
+    for (mut unit, identity) in units {
+        unit.resize(512, 0);
+        assert_eq!(XfsIdentity::of_magic(&geometry, &unit), Some(identity));
+        assert_eq!(XfsIdentity::of_magic(&v4(&geometry), &unit), None);
+        assert!(identity.seal(&mut unit, Lsn::new(3, 7)));
+        assert_eq!(identity.lsn_of(&unit), Some(Lsn::new(3, 7)));
+        assert!(csum::is_right(&unit, identity.crc));
+        unit[identity.uuid..][..16].copy_from_slice(geometry.uuid.as_bytes());
+        assert_eq!(identity.uuid_of(&unit), Some(geometry.uuid));
+        let mut short = unit[..identity.crc + 3].to_vec();
+        assert!(!identity.seal(&mut short, Lsn(0)) && short == unit[..short.len()]);
+    }
+    let mut value = b"XARM".to_vec();
+    value.resize(1024, 0);
+    let remote = XfsIdentity::of_magic(&geometry, &value).expect("a value");
+    assert!(remote.seal(&mut value, Lsn::new(3, 7)));
+    assert_eq!(remote.lsn_of(&value), Some(Lsn::NONE), "values are not logged");
+    assert_eq!(XfsIdentity::of_magic(&geometry, b"user data"), None);
+    let mut fields = superblock().fields;
+    (fields.incompat, fields.meta_uuid) = ((fields.incompat.get() | 4).into(), [9; 16]);
+    let renamed = XfsIdentity::SUPERBLOCK.uuid_of(&fields.encode());
+    assert_eq!(renamed, Some(uuid::Uuid::from_bytes([9; 16])));
+    assert_eq!(Lsn::new(3, 1024).to_string(), "3:1024");
 }
 
 #[test]

@@ -90,12 +90,12 @@ pub struct XfsLogRecord {
 /// What the checksum of a record says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum XfsLogChecksum {
-    /// It is that of the contents.
+    /// The record holds the checksum of its contents.
     Right,
-    /// It is not.
+    /// The record holds another checksum.
     Wrong,
-    /// There is none. So writes `mkfs.xfs`, and so do V4 volumes of old kernels. The search for
-    /// the head takes it, and recovery of a V5 volume does not.
+    /// The record holds none: `mkfs.xfs` and old kernels on V4 volumes write such records. The
+    /// search for the head accepts them. Recovery of a V5 volume does not.
     Missing,
 }
 
@@ -194,20 +194,14 @@ impl XfsLogRecord {
     /// The first number that leads elsewhere.
     pub fn check_place(&self, ring: XfsLogRing, block: u32) -> Result<(), Malformed> {
         if self.lsn.block() != block || !ring.has(self.lsn) {
-            return Err(bad_record(format!(
-                "at block {block}, but it says {}",
-                ring.show(self.lsn)
-            )));
+            return Err(bad_record(format!("at block {block}, but it says {}", self.lsn)));
         }
         if self.block_count() > ring.blocks() {
             return Err(bad_record(format!("{} blocks, more than the log", self.block_count())));
         }
         if ring.distance(self.tail, self.lsn).is_none() {
-            return Err(bad_record(format!(
-                "{} is no tail of a record at {}",
-                ring.show(self.tail),
-                ring.show(self.lsn)
-            )));
+            let Self { tail, lsn, .. } = self;
+            return Err(bad_record(format!("{tail} is no tail of a record at {lsn}")));
         }
         Ok(())
     }

@@ -89,12 +89,6 @@ impl XfsLogRing {
         (cycle > 0).then_some(Lsn::new(cycle, block))
     }
 
-    /// `lsn` as messages show it: cycle and block.
-    #[must_use]
-    pub fn show(self, lsn: Lsn) -> String {
-        format!("{}:{}", lsn.cycle(), lsn.block())
-    }
-
     /// Finds the head by the cycles of blocks alone: the first block that a crash may have kept
     /// from being written. `cycle_at` reads the cycle of a block
     /// ([`record::cycle_of`](super::record::cycle_of)).

@@ -5,27 +5,19 @@ use std::mem::offset_of;
 use zerocopy::little_endian as le;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::{ItemHead, XfsItemType, check_ino};
-use crate::inode::XfsInodeCore;
+use super::{ItemHead, XfsItemType};
+use crate::inode::{INODE_CRC, INODE_MAGIC, XfsInodeCore, XfsInodeFlags2};
 use crate::log::{XfsLogVector, XfsRegions, bad_item};
-use crate::{BasicBlock, Ino, Malformed, XfsGeometry};
+use crate::{BasicBlock, Ino, Malformed, Structure, XfsGeometry, csum};
 
 /// The bytes of an inode's core on V5 volumes.
-pub const CORE_SIZE: usize = 176;
+pub const CORE_SIZE: usize = size_of::<XfsInodeCore>();
 
 /// The bytes of a core of versions 1 and 2 that count: those before its chain of unlinked inodes.
-const OLD_CORE: usize = 96;
+const OLD_CORE: usize = NEXT_UNLINKED;
 
-/// The first word of a core.
-const MAGIC: u16 = 0x494e;
-
-/// Where a core has the chain of unlinked inodes, and its checksum.
-const NEXT_UNLINKED: usize = 96;
-const CRC: usize = 100;
-const FLAGS2: usize = 120;
-
-/// The flag of timestamps that are one number.
-const BIG_TIME: u64 = 8;
+/// Where a core has the chain of unlinked inodes.
+pub(super) const NEXT_UNLINKED: usize = offset_of!(XfsInodeCore, next_unlinked);
 
 /// The first region of an inode.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -178,7 +170,7 @@ impl<'a> XfsInodeItem<'a> {
     }
 
     pub(super) fn check(&self, geometry: &XfsGeometry) -> Result<(), Malformed> {
-        check_ino(geometry, self.ino.0)?;
+        geometry.check_ino(Structure::LogItem, self.ino)?;
         let disk = self.disk_core();
         let core = XfsInodeCore::ref_from_bytes(&disk).map_err(|_| bad_item("no core"))?;
         if (core.version == 3) != geometry.has_checksums() {
@@ -220,7 +212,7 @@ impl<'a> XfsInodeItem<'a> {
             return Err(bad_item(format!("a core of {len} bytes for an inode of {have}")));
         };
         for (at, (old, new)) in old.iter_mut().zip(new).enumerate() {
-            if !(NEXT_UNLINKED..CRC).contains(&at) {
+            if !(NEXT_UNLINKED..INODE_CRC).contains(&at) {
                 *old = *new;
             }
         }
@@ -265,7 +257,7 @@ fn check_core(core: &[u8]) -> Result<(), Malformed> {
         Some(3) => core.len() == CORE_SIZE,
         _ => false,
     };
-    if magic != Some(MAGIC) || !fits {
+    if magic != Some(u16::from_be_bytes(INODE_MAGIC)) || !fits {
         return Err(bad_item(format!(
             "a core of {} bytes, magic {:#x}, version {}",
             core.len(),
@@ -280,12 +272,13 @@ fn check_core(core: &[u8]) -> Result<(), Malformed> {
 /// unlinked inodes.
 #[must_use]
 pub fn core_for_log(disk: &[u8; CORE_SIZE]) -> [u8; CORE_SIZE] {
+    const CRC_END: usize = INODE_CRC + csum::LEN;
     let mut core = *disk;
     swap_core(&mut core, CoreForm::Disk);
     for (at, byte) in core.iter_mut().enumerate().skip(NEXT_UNLINKED) {
         match at {
-            NEXT_UNLINKED..CRC => *byte = 0xff,
-            CRC..104 => *byte = 0,
+            NEXT_UNLINKED..INODE_CRC => *byte = 0xff,
+            INODE_CRC..CRC_END => *byte = 0,
             _ => break,
         }
     }
@@ -328,7 +321,11 @@ fn swap_core(core: &mut [u8], from: CoreForm) {
         (152, 8), // ino
     ];
     let is_v3 = core.get(4) == Some(&3);
-    let flags2 = core.get(FLAGS2..).and_then(<[u8]>::first_chunk).copied().filter(|_| is_v3);
+    let flags2 = core
+        .get(offset_of!(XfsInodeCore, flags2)..)
+        .and_then(<[u8]>::first_chunk)
+        .copied()
+        .filter(|_| is_v3);
     let flags2 = flags2.map_or(0, |bytes| match from {
         CoreForm::Log => u64::from_le_bytes(bytes),
         CoreForm::Disk => u64::from_be_bytes(bytes),
@@ -349,7 +346,7 @@ fn swap_core(core: &mut [u8], from: CoreForm) {
         swap(30, 2);
     }
     for at in TIMES {
-        if flags2 & BIG_TIME != 0 {
+        if flags2 & XfsInodeFlags2::BIGTIME.bits() != 0 {
             swap(at, 8);
         } else {
             swap(at, 4);

@@ -25,7 +25,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::{XfsLogVector, XfsRegions, bad_item};
 use crate::record::{MOST_FILE_BLOCKS, XfsOwner};
-use crate::{AgBlock, AgNumber, FsBlock, Malformed, U32, XfsGeometry};
+use crate::{AgBlock, AgNumber, FsBlock, Ino, Malformed, Structure, U32, XfsGeometry, layout};
 
 macro_rules! item_types {
     ($($(#[doc = $doc:literal])+ $name:ident = $number:literal $words:literal;)+) => {
@@ -278,7 +278,7 @@ impl<'a> XfsLogItem<'a> {
             Self::Rui(intent) => intent.records.iter().try_for_each(|record| {
                 record.reverse_op()?;
                 match XfsOwner::from_number(record.owner.get()) {
-                    Some(XfsOwner::File(ino)) => check_ino(geometry, ino.0)?,
+                    Some(XfsOwner::File(ino)) => geometry.check_ino(Structure::LogItem, ino)?,
                     Some(_) => {}
                     None => return Err(bad_item(format!("owner {:#x}", record.owner))),
                 }
@@ -295,11 +295,11 @@ impl<'a> XfsLogItem<'a> {
                     return Err(bad_item(format!("{count} mappings of a file, not one")));
                 };
                 record.map_op()?;
-                check_ino(geometry, record.owner.get())?;
+                geometry.check_ino(Structure::LogItem, Ino(record.owner.get()))?;
                 check_range(record.offset.get(), record.count.get().into())?;
                 check_extent(geometry, record.extent())
             }
-            Self::Attri(intent) => check_ino(geometry, intent.ino.0),
+            Self::Attri(intent) => geometry.check_ino(Structure::LogItem, intent.ino),
             Self::Xmi(intent) => intent.check(geometry),
             Self::Efd(_) | Self::Done { .. } | Self::Unsupported(_) => Ok(()),
         }
@@ -400,9 +400,7 @@ fn encode_done(item: XfsItemType, id: u64, to: &mut XfsLogVector) {
 
 /// Views the start of a region.
 fn view<T: FromBytes + KnownLayout + Immutable>(region: &[u8]) -> Result<&T, Malformed> {
-    T::ref_from_prefix(region)
-        .map(|(view, _)| view)
-        .map_err(|_| bad_item(format!("{} bytes, but it needs {}", region.len(), size_of::<T>())))
+    layout::view(Structure::LogItem, region)
 }
 
 /// Whether two ranges, each a start and a length, have something in common.
@@ -436,14 +434,6 @@ fn check_run(
 fn check_range(offset: u64, blocks: u64) -> Result<(), Malformed> {
     if offset > MOST_FILE_BLOCKS || blocks > MOST_FILE_BLOCKS - offset {
         return Err(bad_item(format!("{blocks} blocks at {offset} of a file")));
-    }
-    Ok(())
-}
-
-/// Proves that an inode number leads to a place of the volume.
-fn check_ino(geometry: &XfsGeometry, ino: u64) -> Result<(), Malformed> {
-    if ino == 0 || geometry.locate(crate::Ino(ino)).is_none() {
-        return Err(bad_item(format!("inode {ino}, which the volume cannot have")));
     }
     Ok(())
 }
