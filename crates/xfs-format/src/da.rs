@@ -7,13 +7,11 @@
 
 use std::ops::Range;
 
-use uuid::Uuid;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::geometry::XfsLayout;
-use crate::{
-    BasicBlock, FileBlock, Ino, Lsn, Malformed, Structure, U16, U32, U64, XfsGeometry, csum,
-};
+use crate::identity::XfsIdentity;
+use crate::layout::view;
+use crate::{BasicBlock, FileBlock, Ino, Lsn, Malformed, Structure, U16, U32, U64, XfsGeometry};
 
 /// The links with which nodes and leaves begin. 12 bytes.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -41,7 +39,7 @@ pub struct DaStamp {
     pub lsn: U64,
     /// The id of the volume.
     pub uuid: [u8; 16],
-    /// The inode.
+    /// The inode whose fork has the block.
     pub owner: U64,
 }
 
@@ -140,7 +138,7 @@ impl DaKind {
     /// The bytes in front of the contents.
     #[must_use]
     pub fn header_len(self, geometry: &XfsGeometry) -> usize {
-        match (self, has_stamp(geometry)) {
+        match (self, geometry.has_checksums()) {
             (Self::AttrLeaf, true) => 80,
             (Self::AttrLeaf, false) => 32,
             (_, true) => 64,
@@ -148,18 +146,24 @@ impl DaKind {
         }
     }
 
+    /// Where a V5 block says what it is.
+    #[must_use]
+    pub fn identity(self) -> XfsIdentity {
+        match self {
+            Self::DirBlock | Self::DirData | Self::DirFree => XfsIdentity::DIRECTORY,
+            _ => XfsIdentity::NODE,
+        }
+    }
+
     /// Where the stamp of a V5 block begins, with its checksum.
     #[must_use]
     pub fn stamp_at(self) -> usize {
-        match self {
-            Self::DirBlock | Self::DirData | Self::DirFree => 4,
-            _ => size_of::<DaInfo>(),
-        }
+        self.identity().crc
     }
 
     /// Where the fields behind the links or the magic number, and behind the stamp, begin.
     pub(crate) fn fields_at(self, geometry: &XfsGeometry) -> usize {
-        self.stamp_at() + if has_stamp(geometry) { size_of::<DaStamp>() } else { 0 }
+        self.stamp_at() + if geometry.has_checksums() { size_of::<DaStamp>() } else { 0 }
     }
 
     /// The magic number, and where it lies.
@@ -173,7 +177,7 @@ impl DaKind {
             Self::DirNode | Self::AttrNode => (&[0x3e, 0xbe], &[0xfe, 0xbe]),
             Self::AttrLeaf => (&[0x3b, 0xee], &[0xfb, 0xee]),
         };
-        let magic = if has_stamp(geometry) { v5 } else { v4 };
+        let magic = if geometry.has_checksums() { v5 } else { v4 };
         (if magic.len() == 4 { 0 } else { 8 }, magic)
     }
 
@@ -199,93 +203,57 @@ impl DaKind {
             return Err(self.bad(format!("{} bytes, not {size}", block.len())));
         }
         if !self.has_magic(geometry, block) {
-            return Err(self.bad(format!("it has not the magic number of a {self:?}")));
+            return Err(self.bad(format!("it does not have the magic number of {self:?}")));
         }
-        if !has_stamp(geometry) {
+        if !geometry.has_checksums() {
             return Ok(());
         }
-        let stamp: &DaStamp = view_at(self, block, self.stamp_at())?;
-        if !csum::is_right(block, self.stamp_at()) {
-            return Err(self.bad("its checksum is wrong"));
-        }
-        let claim = (Uuid::from_bytes(stamp.uuid), BasicBlock(stamp.blkno.get()));
-        expected.check(self.structure(), geometry, claim, Ino(stamp.owner.get()))
+        let (place, owner) = (Some(expected.place), expected.owner.map(|ino| ino.0));
+        self.identity().verify(self.structure(), block, geometry, place, owner)
     }
 
     /// An empty block of this kind: zeros, but for the magic number and the stamp.
-    pub(crate) fn empty(self, geometry: &XfsGeometry, expected: &DaExpected) -> Vec<u8> {
+    pub(crate) fn empty(
+        self,
+        geometry: &XfsGeometry,
+        expected: &DaExpected,
+    ) -> Result<Vec<u8>, Malformed> {
         let mut block = vec![0; self.block_size(geometry)];
         let (at, magic) = self.magic(geometry);
-        let mut put = |at: usize, bytes: &[u8]| {
-            if let Some(place) = block.get_mut(at..at + bytes.len()) {
-                place.copy_from_slice(bytes);
-            }
-        };
-        put(at, magic);
-        if has_stamp(geometry) {
+        let mut edit = DaEdit::fill(self, &mut block);
+        edit.put(at, magic)?;
+        if geometry.has_checksums() {
+            let owner = expected.owner.ok_or_else(|| self.bad("its owner is missing"))?;
             let stamp = DaStamp {
                 crc: [0; 4],
                 blkno: expected.place.0.into(),
                 lsn: 0.into(),
                 uuid: geometry.uuid.into_bytes(),
-                owner: expected.owner.map_or(0, |owner| owner.0).into(),
+                owner: owner.0.into(),
             };
-            put(self.stamp_at(), stamp.as_bytes());
+            edit.put(self.stamp_at(), stamp.as_bytes())?;
         }
-        block
+        Ok(block)
     }
 
     /// Writes the LSN of the last change, and then the checksum. Does nothing on V4.
     pub fn seal(self, geometry: &XfsGeometry, block: &mut [u8], lsn: Lsn) {
-        let at = self.stamp_at() + 12;
-        if !has_stamp(geometry) || block.len() < size_of::<DaStamp>() + size_of::<DaInfo>() {
-            return;
+        if geometry.has_checksums() {
+            self.identity().seal(block, lsn);
         }
-        block[at..at + 8].copy_from_slice(&lsn.0.to_be_bytes());
-        csum::store(block, self.stamp_at());
     }
-}
-
-/// Whether blocks carry a stamp: V5.
-pub(crate) fn has_stamp(geometry: &XfsGeometry) -> bool {
-    geometry.layout.contains(XfsLayout::CHECKSUMS)
 }
 
 /// What a block has to say about itself. `None` where the caller does not know, as recovery does
 /// not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DaExpected {
-    /// The place on the device.
+    /// Where the caller read it from the device.
     pub place: BasicBlock,
-    /// The inode.
+    /// The inode whose fork has the block.
     pub owner: Option<Ino>,
     /// The block in the fork.
     pub block: Option<FileBlock>,
-}
-
-impl DaExpected {
-    /// Proves that a block claims to be the one that the caller wants.
-    pub(crate) fn check(
-        &self,
-        structure: Structure,
-        geometry: &XfsGeometry,
-        (uuid, place): (Uuid, BasicBlock),
-        owner: Ino,
-    ) -> Result<(), Malformed> {
-        let bad = |problem| Err(Malformed::new(structure, problem));
-        if uuid != geometry.uuid {
-            return bad(format!("it is of the volume {uuid}"));
-        }
-        if place != self.place {
-            return bad(format!("it is of place {place}, not {}", self.place));
-        }
-        match self.owner {
-            Some(expected) if expected != owner => {
-                bad(format!("it is of inode {owner}, not {expected}"))
-            }
-            _ => Ok(()),
-        }
-    }
 }
 
 /// Views the bytes from `at` on as a `T`.
@@ -294,8 +262,7 @@ pub(crate) fn view_at<T: FromBytes + KnownLayout + Immutable>(
     block: &[u8],
     at: usize,
 ) -> Result<&T, Malformed> {
-    let view = block.get(at..).and_then(|rest| T::ref_from_prefix(rest).ok());
-    view.map(|(view, _)| view).ok_or_else(|| kind.bad("its header leads out of it"))
+    view(kind.structure(), block.get(at..).unwrap_or_default())
 }
 
 /// Views the bytes from `at` on as `count` times a `T`.
@@ -342,19 +309,28 @@ impl<'a> DaNode<'a> {
         expected: &DaExpected,
     ) -> Result<Self, Malformed> {
         kind.check(geometry, block, expected)?;
-        let counts: &DaNodeCounts = view_at(kind, block, kind.fields_at(geometry))?;
-        let (count, level) = (usize::from(counts.count.get()), counts.level.get());
-        if count == 0 || level == 0 || level > MAX_LEVEL {
+        let node = Self::view(geometry, kind, block)?;
+        let Self { level, entries, .. } = node;
+        if entries.is_empty() || level == 0 || level > MAX_LEVEL {
+            let count = entries.len();
             return Err(kind.bad(format!("a node of level {level} with {count} entries")));
         }
-        let entries: &[DaNodeEntry] = slice_at(kind, block, kind.header_len(geometry), count)?;
         if !entries.is_sorted_by_key(|entry| entry.hash.get()) {
             return Err(kind.bad("its hashes do not ascend"));
         }
         if entries.iter().any(|entry| entry.before.get() == 0) {
             return Err(kind.bad("a child is the first block of the fork"));
         }
-        Ok(Self { info: view_at(kind, block, 0)?, level, entries })
+        Ok(node)
+    }
+
+    /// Views a node that was proved before, and that only changes of this module touched since:
+    /// its checksum may be out of date. Proves no more than that its parts do not lead out of it.
+    pub fn view(geometry: &XfsGeometry, kind: DaKind, block: &'a [u8]) -> Result<Self, Malformed> {
+        let counts: &DaNodeCounts = view_at(kind, block, kind.fields_at(geometry))?;
+        let count = usize::from(counts.count.get());
+        let entries = slice_at(kind, block, kind.header_len(geometry), count)?;
+        Ok(Self { info: view_at(kind, block, 0)?, level: counts.level.get(), entries })
     }
 
     /// The place of the first child that may hold `hash`. The following children may hold it, too,
@@ -374,7 +350,7 @@ impl<'a> DaNode<'a> {
         (forw, back, level): (u32, u32, u16),
         entries: &[DaNodeEntry],
     ) -> Result<Vec<u8>, Malformed> {
-        let mut block = kind.empty(geometry, expected);
+        let mut block = kind.empty(geometry, expected)?;
         let mut edit = DaEdit::fill(kind, &mut block);
         edit.put(0, U32::new(forw).as_bytes())?;
         edit.put(4, U32::new(back).as_bytes())?;
@@ -383,6 +359,34 @@ impl<'a> DaNode<'a> {
         edit.put(kind.header_len(geometry), entries.as_bytes())?;
         Ok(block)
     }
+}
+
+/// Replaces the entries `places` of a node by others, which may be none or more. `false` when the
+/// node has no room for them. The hash of an entry is the last hash of its child, stale or not.
+pub fn splice_node(
+    geometry: &XfsGeometry,
+    edit: &mut DaEdit<'_>,
+    places: Range<usize>,
+    entries: &[DaNodeEntry],
+) -> Result<bool, Malformed> {
+    let kind = edit.kind();
+    let counts: DaNodeCounts = *view_at(kind, edit.block(), kind.fields_at(geometry))?;
+    let (count, start) = (usize::from(counts.count.get()), kind.header_len(geometry));
+    if places.start > places.end || places.end > count {
+        return Err(kind.bad(format!("it has {count} entries, not {places:?}")));
+    }
+    let at = |place: usize| start + place * size_of::<DaNodeEntry>();
+    let new_count = count - places.len() + entries.len();
+    if at(new_count) > edit.block().len() {
+        return Ok(false);
+    }
+    if new_count != count {
+        edit.shift(at(places.end)..at(count), at(places.start + entries.len()))?;
+        let counts = DaNodeCounts { count: to_u16(kind, new_count)?, ..counts };
+        edit.put(kind.fields_at(geometry), counts.as_bytes())?;
+    }
+    edit.put(at(places.start), entries.as_bytes())?;
+    Ok(true)
 }
 
 /// Changes a block in memory, and tells the caller which bytes: the log carries only these.

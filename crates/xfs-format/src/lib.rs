@@ -11,25 +11,28 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`ids`], [`geometry`] | numbers with types; the sizes that all structures of a volume share |
-//! | [`csum`] | the checksum |
+//! | [`csum`], [`identity`] | the checksum; where units say what they are |
 //! | [`btree`], [`record`] | blocks of trees, roots of trees in inodes; the records in them |
 //! | [`inode`] | inode cores, and the forks behind them |
-//! | [`superblock`], [`group`] | the superblock with its features; AGF, AGI and AGFL |
 //! | [`hash`] | the hashes of names |
 //! | [`da`] | what blocks of directories and of attribute forks have in common; their nodes |
 //! | [`dir`] | directories |
 //! | [`attr`], [`parent`] | extended attributes; those that are parent pointers |
 //! | [`symlink`], [`remote`] | targets of symbolic links; blocks of targets and of values |
 //! | [`log`] | the log: records, ops, items, transactions, the ring |
+//! | [`superblock`], [`features`] | the superblock; its features, and which of them keep us from reading or writing |
+//! | [`group`] | the headers of groups: AGF, AGI and AGFL |
 
 pub mod attr;
 pub mod btree;
 pub mod csum;
 pub mod da;
 pub mod dir;
+pub mod features;
 pub mod geometry;
 pub mod group;
 pub mod hash;
+pub mod identity;
 pub mod ids;
 pub mod inode;
 mod layout;

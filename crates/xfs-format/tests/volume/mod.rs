@@ -7,8 +7,11 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use offshoot_xfs_format::da::DaExpected;
+use offshoot_machine::run::try_run;
+use offshoot_machine::{may_mount, skip};
+use offshoot_xfs_format::da::{DaEdit, DaExpected, DaKind};
 use offshoot_xfs_format::geometry::XfsLayout;
+use offshoot_xfs_format::superblock::XfsSuperblock;
 use offshoot_xfs_format::{FileBlock, FsBlock, Ino, XfsGeometry};
 use uuid::Uuid;
 
@@ -37,13 +40,25 @@ fn run(command: &mut Command) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Whether the tools are here; a test without them has nothing to judge by.
+/// Whether the kernel may judge here. If not, the test is skipped; if so, a missing tool fails it.
+pub fn has_kernel() -> bool {
+    may_mount().inspect_err(|reason| skip(reason)).is_ok()
+}
+
+/// Whether the tools may judge here. Where the kernel may, they have to be there.
 pub fn has_tools() -> bool {
-    let has = Command::new("mkfs.xfs").arg("-V").output().is_ok();
-    if !has {
-        eprintln!("skipped: mkfs.xfs is missing");
+    let missing = try_run("mkfs.xfs", &["-V"]).err();
+    if let (Some(reason), Ok(())) = (&missing, may_mount()) {
+        panic!("{reason}: install the Debian package `xfsprogs`");
     }
-    has
+    missing.inspect(|reason| skip(reason)).is_none()
+}
+
+/// The superblock of an image.
+pub fn superblock(image: &Path) -> XfsSuperblock {
+    let mut sector = vec![0; 32 << 10];
+    File::open(image).unwrap().read_exact_at(&mut sector, 0).unwrap();
+    XfsSuperblock::parse(&sector).unwrap()
 }
 
 impl MadeVolume {
@@ -54,29 +69,30 @@ impl MadeVolume {
         let name = format!("xfs-format-{}-{}", std::process::id(), NEXT.fetch_add(1, Relaxed));
         let folder = std::env::temp_dir().join(name);
         fs::create_dir(&folder).unwrap();
-        let image = folder.join("image");
-        File::create(&image).unwrap().set_len(512 << 20).unwrap();
-        let proto = folder.join("contents");
+        let mut volume = Self { folder, geometry: numbers_only(9, 0, XfsLayout::empty()) };
+        let image = volume.image();
+        File::create(&image).unwrap().set_len(640 << 20).unwrap();
+        let proto = volume.folder.join("contents");
         fs::write(&proto, format!("/dev/null\n0 0\nd--755 0 0\n{contents}$\n")).unwrap();
         run(Command::new("mkfs.xfs").arg("-q").args(options).arg("-p").arg(&proto).arg(&image));
-        let geometry = geometry(&image);
-        Self { folder, geometry }
+        volume.geometry = superblock(&image).geometry;
+        volume
     }
 
     pub fn image(&self) -> PathBuf {
         self.folder.join("image")
     }
 
-    /// Mounts the volume, and lets `change` work in it. `false` when this machine cannot.
+    /// Mounts the volume, and lets `change` work in it. `false` when this process may not.
     pub fn mounted(&self, change: impl FnOnce(&Path)) -> bool {
+        if !has_kernel() {
+            return false;
+        }
         let point = self.folder.join("point");
         fs::create_dir_all(&point).unwrap();
         let mut mount = Command::new("mount");
         mount.args(["-o", "loop"]).arg(self.image()).arg(&point);
-        if !mount.output().is_ok_and(|output| output.status.success()) {
-            eprintln!("skipped: this machine cannot mount");
-            return false;
-        }
+        run(&mut mount);
         let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| change(&point)));
         run(Command::new("umount").arg(&point));
         caught.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
@@ -98,16 +114,23 @@ impl MadeVolume {
         bytes
     }
 
+    pub fn write(&self, at: u64, bytes: &[u8]) {
+        File::options().write(true).open(self.image()).unwrap().write_all_at(bytes, at).unwrap();
+    }
+
+    /// Whether `xfs_repair` finds nothing to repair.
+    pub fn assert_clean(&self) {
+        run(Command::new("xfs_repair").args(["-n", "-f"]).arg(self.image()));
+    }
+
     /// The file with a path.
     pub fn file(&self, path: &str) -> FileBytes {
         let path = format!("path {path}");
         let said = self.xfs_db(&[&path, "stack", "bmap -d", "bmap -a"]);
         let number = said.split("inode ").nth(1).unwrap().split(',').next().unwrap();
         let ino = Ino(number.parse().unwrap());
-        let (ag, block, index) = self.geometry.locate(ino).unwrap();
-        let size = self.geometry.inode_size();
-        let at = self.geometry.place(ag, block).bytes() + u64::from(index) * size as u64;
-        let inode = self.read(at, size);
+        let at = self.geometry.inode_offset(ino).unwrap();
+        let inode = self.read(at, self.geometry.inode_size());
         let is_v5 = self.geometry.layout.contains(XfsLayout::CHECKSUMS);
         let fork = if is_v5 { 176 } else { 100 };
         let attr_at = match inode[82] {
@@ -152,6 +175,13 @@ impl MadeVolume {
             .collect()
     }
 
+    /// Writes back directory blocks, each of which has one extent.
+    pub fn write_blocks(&self, blocks: &[(DaExpected, Vec<u8>)]) {
+        for (expected, bytes) in blocks {
+            self.write(expected.place.bytes(), bytes);
+        }
+    }
+
     /// The blocks of an attribute fork, with what they have to be.
     pub fn attribute_blocks(&self, file: &FileBytes) -> Vec<(DaExpected, Vec<u8>)> {
         file.attr_blocks.chunks(1).map(|blocks| self.block(file.ino, blocks)).collect()
@@ -175,30 +205,36 @@ impl Drop for MadeVolume {
     }
 }
 
-fn geometry(image: &Path) -> XfsGeometry {
-    let mut bytes = [0; 512];
-    File::open(image).unwrap().read_exact_at(&mut bytes, 0).unwrap();
-    let u32_at = |at: usize| u32::from_be_bytes(bytes[at..at + 4].try_into().unwrap());
-    let u64_at = |at: usize| u64::from_be_bytes(bytes[at..at + 8].try_into().unwrap());
-    let is_v5 = bytes[101] & 0xf == 5;
-    let mut layout = XfsLayout::empty();
-    layout.set(XfsLayout::CHECKSUMS, is_v5);
-    let v4_types = u32_at(200) & 0x200 != 0;
-    layout.set(XfsLayout::FILE_TYPES, if is_v5 { u32_at(216) & 1 != 0 } else { v4_types });
+/// A volume that is only numbers.
+pub fn numbers_only(block_log: u8, dir_block_log: u8, layout: XfsLayout) -> XfsGeometry {
     XfsGeometry {
         layout,
-        block_log: bytes[120],
-        sector_log: bytes[121],
-        inode_log: bytes[122],
-        dir_block_log: bytes[192],
-        ag_block_log: bytes[124],
-        ag_blocks: u32_at(84),
-        ag_count: u32_at(88),
-        blocks: u64_at(8),
-        log_start: FsBlock(u64_at(48)),
-        log_blocks: u32_at(96),
-        uuid: Uuid::from_slice(&bytes[32..48]).unwrap(),
+        block_log,
+        sector_log: 9,
+        inode_log: 9,
+        dir_block_log,
+        ag_block_log: 16,
+        ag_blocks: 1 << 16,
+        ag_count: 4,
+        blocks: 4 << 16,
+        log_start: FsBlock(1 << 17),
+        log_blocks: 4096,
+        uuid: Uuid::from_u128(7),
     }
+}
+
+/// Changes a block by `change`, and proves that it told all bytes that changed.
+pub fn told<T>(kind: DaKind, bytes: &mut [u8], change: impl FnOnce(&mut DaEdit<'_>) -> T) -> T {
+    let before = bytes.to_vec();
+    let mut ranges = Vec::new();
+    let mut hear = |range| ranges.push(range);
+    let result = change(&mut DaEdit::new(kind, bytes, &mut hear));
+    let mut copy = before;
+    for range in ranges {
+        copy[range.clone()].copy_from_slice(&bytes[range]);
+    }
+    assert!(copy == bytes, "a change was not told");
+    result
 }
 
 /// Numbers that look random, from a seed.

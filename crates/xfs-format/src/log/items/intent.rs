@@ -4,9 +4,9 @@
 use zerocopy::little_endian as le;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::{ItemHead, XfsItemType, check_ino, view};
+use super::{ItemHead, XfsItemType, check_range, view};
 use crate::log::{XfsLogVector, bad_item};
-use crate::{FileBlock, FsBlock, Ino, Malformed, XfsGeometry};
+use crate::{FileBlock, FsBlock, Ino, Malformed, Structure, XfsGeometry};
 
 /// What intents with a list begin with.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -22,7 +22,7 @@ struct ListFormat {
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
 #[repr(C)]
-pub struct XfsFreeExtent {
+pub struct XfsEfiExtent {
     /// Its first block.
     pub start: le::U64,
     /// Its blocks.
@@ -36,18 +36,18 @@ pub struct XfsFreeExtent {
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
 #[repr(C)]
-pub struct XfsPackedFreeExtent {
+pub struct XfsPackedEfiExtent {
     start: le::U64,
     count: le::U32,
 }
 
 /// The extents of an [`XfsFreeIntent`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum XfsFreeExtents<'a> {
+pub enum XfsEfiExtents<'a> {
     /// As 64-bit machines write them.
-    Wide(&'a [XfsFreeExtent]),
+    Wide(&'a [XfsEfiExtent]),
     /// As 32-bit machines wrote them.
-    Packed(&'a [XfsPackedFreeExtent]),
+    Packed(&'a [XfsPackedEfiExtent]),
 }
 
 /// Extents to be freed (`EFI`), or those that are (`EFD`).
@@ -56,7 +56,7 @@ pub struct XfsFreeIntent<'a> {
     /// The id of the intent.
     pub id: u64,
     /// The extents.
-    pub extents: XfsFreeExtents<'a>,
+    pub extents: XfsEfiExtents<'a>,
 }
 
 /// An intent with records (`RUI`, `CUI`, `BUI`).
@@ -117,8 +117,8 @@ struct ExchangeFormat {
 
 const _: () = {
     assert!(size_of::<ListFormat>() == 16 && align_of::<ListFormat>() == 1);
-    assert!(size_of::<XfsFreeExtent>() == 16 && align_of::<XfsFreeExtent>() == 1);
-    assert!(size_of::<XfsPackedFreeExtent>() == 12 && align_of::<XfsPackedFreeExtent>() == 1);
+    assert!(size_of::<XfsEfiExtent>() == 16 && align_of::<XfsEfiExtent>() == 1);
+    assert!(size_of::<XfsPackedEfiExtent>() == 12 && align_of::<XfsPackedEfiExtent>() == 1);
     assert!(size_of::<XfsMapExtent>() == 32 && align_of::<XfsMapExtent>() == 1);
     assert!(size_of::<XfsCountExtent>() == 16 && align_of::<XfsCountExtent>() == 1);
     assert!(size_of::<ExchangeFormat>() == 88 && align_of::<ExchangeFormat>() == 1);
@@ -252,7 +252,7 @@ impl XfsCountExtent {
         (FsBlock(self.start.get()), self.count.get())
     }
 
-    /// The change.
+    /// What happens to the count of references.
     ///
     /// # Errors
     /// When the flags have no meaning.
@@ -285,7 +285,7 @@ impl ListFormat {
     }
 }
 
-impl XfsFreeExtents<'_> {
+impl XfsEfiExtents<'_> {
     /// The first block and the number of blocks of each.
     pub fn iter(&self) -> impl Iterator<Item = (FsBlock, u32)> {
         let (wide, packed) = match *self {
@@ -302,16 +302,16 @@ impl<'a> XfsFreeIntent<'a> {
     pub(super) fn parse(first: &'a [u8]) -> Result<Self, Malformed> {
         let (format, rest) = ListFormat::split(first)?;
         let count = format.count.get();
-        let wide = list(rest, count).map(XfsFreeExtents::Wide);
-        let extents = wide.or_else(|| list(rest, count).map(XfsFreeExtents::Packed));
+        let wide = list(rest, count).map(XfsEfiExtents::Wide);
+        let extents = wide.or_else(|| list(rest, count).map(XfsEfiExtents::Packed));
         let extents = extents.ok_or_else(|| format.problem(rest))?;
         Ok(Self { id: format.id.get(), extents })
     }
 
     pub(super) fn encode(&self, item: XfsItemType, to: &mut XfsLogVector) {
         let (count, bytes) = match self.extents {
-            XfsFreeExtents::Wide(wide) => (wide.len(), wide.as_bytes()),
-            XfsFreeExtents::Packed(packed) => (packed.len(), packed.as_bytes()),
+            XfsEfiExtents::Wide(wide) => (wide.len(), wide.as_bytes()),
+            XfsEfiExtents::Packed(packed) => (packed.len(), packed.as_bytes()),
         };
         to.push(&[ListFormat::new(item, self.id, count).as_bytes(), bytes]);
     }
@@ -362,7 +362,7 @@ pub struct XfsExchangeIntent {
     pub offsets: [FileBlock; 2],
     /// The blocks that are still to be exchanged.
     pub blocks: u64,
-    /// How.
+    /// Which mappings are exchanged, and what else of the files.
     pub flags: XfsExchangeFlags,
     /// The sizes of the files afterwards.
     pub sizes: [u64; 2],
@@ -383,16 +383,12 @@ impl XfsExchangeIntent {
     }
 
     pub(super) fn check(&self, geometry: &XfsGeometry) -> Result<(), Malformed> {
-        /// File offsets have 54 bits.
-        const MOST: u64 = 1 << 54;
-        self.inodes.into_iter().try_for_each(|ino| check_ino(geometry, ino.0))?;
-        let is_in_file = |offset: FileBlock| offset.0 <= MOST && self.blocks <= MOST - offset.0;
+        let in_volume = |ino| geometry.check_ino(Structure::LogItem, ino);
+        self.inodes.into_iter().try_for_each(in_volume)?;
+        self.offsets.into_iter().try_for_each(|offset| check_range(offset.0, self.blocks))?;
         let known = XfsExchangeFlags::from_bits_truncate(0x1f);
-        if !known.contains(self.flags) || !self.offsets.into_iter().all(is_in_file) {
-            return Err(bad_item(format!(
-                "{} blocks at {} and {}, flags {:#x}",
-                self.blocks, self.offsets[0], self.offsets[1], self.flags
-            )));
+        if !known.contains(self.flags) {
+            return Err(bad_item(format!("flags {:#x}", self.flags)));
         }
         Ok(())
     }
