@@ -56,7 +56,7 @@ pub(crate) fn unmount(
     if arguments.force {
         let dir = beside_the_mount(named).map_err(failed)?;
         let line = table::find_of_anybody(&dir)?;
-        for server in stopped::resume_servers(&line.mounted.device)? {
+        for server in stopped::resume_servers(&line.mounted)? {
             console
                 .error(&format_args!("process {server}, which serves it, was stopped; it goes on"));
         }
@@ -121,6 +121,10 @@ fn unmount_by_force(dir: &Path) -> offshoot_vfs::Result<()> {
     for _ in 0..TRIES {
         match offshoot_fuse::unmount(dir, Unmount::ByForce) {
             Err(error) if error.errno() == Errno::BUSY => thread::sleep(PAUSE),
+            // Its own helper may have unmounted it meanwhile.
+            Err(error) if error.errno() == Errno::INVAL && table::find_of_anybody(dir).is_err() => {
+                return Ok(());
+            }
             result => return result,
         }
     }
