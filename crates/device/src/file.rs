@@ -368,6 +368,10 @@ impl BlockDevice for FileDevice {
 
 impl Drop for FileDevice {
     fn drop(&mut self) {
+        // A program that waits for the locks then finds the device free.
+        if let Some(exclusive) = &self.exclusive {
+            exclusive.lend();
+        }
         in_use::release(&self.file);
     }
 }

@@ -3,9 +3,8 @@
 //! The serving process reads untrusted volumes, so it gives its rights away first. Mounting and
 //! unmounting take rights: the system calls need those of an administrator, and `fusermount3` works
 //! only where programs may still gain rights. So a second process keeps these rights. It reads
-//! nothing but the messages below, and can do nothing but mount and unmount this one mount, and hold
-//! its block device exclusively, even if
-//! the serving process is taken over.
+//! nothing but the messages below. Even if the serving process is taken over, it can do nothing but
+//! mount and unmount this one mount, and hold its block device.
 //!
 //! ```text
 //! serves                helper
@@ -34,7 +33,6 @@ use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
     sendmsg, socketpair,
 };
-
 use tracing::debug;
 
 use crate::mount::{BlockMounter, Mounter, Unmount, receive};

@@ -186,7 +186,10 @@ impl Server {
         let broken = self.errors.iter().last();
         info!(target: MOUNT, "the mount has ended, storing everything");
         if !self.pool.dispatcher.is_destroyed() {
-            self.pool.mounter.reclaim()?;
+            self.pool.mounter.reclaim().map_err(|error| {
+                let error = io::Error::other(error.to_string());
+                Error::io("what was done last is not stored", error)
+            })?;
         }
         self.pool.dispatcher.end()?;
         info!(target: MOUNT, "everything is stored");

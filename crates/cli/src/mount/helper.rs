@@ -63,12 +63,14 @@ pub(super) fn help(mounting: &Mounting<'_>, wanted: &MountCommandOptions) -> exi
 /// The mount, and what the table of mounts said of it, so that the helper never unmounts another
 /// mount over it.
 struct HelperMount {
+    /// The volume.
     source: PathBuf,
     point: MountPoint,
     mounted: OnceLock<Mounted>,
 }
 
 impl HelperMount {
+    /// Mounts by `mount`, and notes which mount that is.
     fn mount_with(&self, mount: impl FnOnce() -> Result<OwnedFd>) -> Result<OwnedFd> {
         if self.mounted.get().is_some() {
             return Err(Error::posix(Errno::BUSY, self.point.dir().display().to_string()));

@@ -31,7 +31,7 @@ struct BlockVolume {
 impl BlockVolume {
     fn new(judges: &Judges) -> Self {
         let disks = volume(judges, 256);
-        let attached = AttachedImages::new(&disks.images());
+        let attached = AttachedImages::new(disks.images());
         let dir = scratch_dir();
         // The log of a mount is beside this name of the device.
         let link = dir.path().join("device");
@@ -155,7 +155,7 @@ fn umount_waits_until_everything_is_stored() {
         // The kernel may tell of the removed file only when it unmounts.
         let removed = mounted.path().join("removed");
         let mut file = File::create(&removed).expect("a file");
-        file.write_all(&[7; 100_000]).expect("data");
+        file.write_all(&vec![7; 100_000]).expect("data");
         fs::remove_file(&removed).expect("it is removed");
         drop(file);
         run("umount", &["-i".as_ref(), mounted.path().as_os_str()]);
