@@ -352,7 +352,15 @@ impl BlockDevice for FileDevice {
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
         self.check_change(offset, len)?;
         let discarded = if self.is_block_device {
-            discard::on_block_device(&self.file, offset..offset + len)
+            match discard::on_block_device(&self.file, offset..offset + len) {
+                // For a descriptor that is not the holder, the kernel discards nothing that its
+                // page cache has yet to write.
+                Err(Errno::BUSY) => {
+                    self.flush()?;
+                    discard::on_block_device(&self.file, offset..offset + len)
+                }
+                result => result,
+            }
         } else if len == 0 {
             Ok(())
         } else {

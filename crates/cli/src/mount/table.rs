@@ -94,7 +94,9 @@ impl Inside {
 
 /// Whether the process that served the mount over `dir` has ended.
 pub(super) fn is_dead(dir: &Path) -> bool {
-    rustix::fs::statfs(dir).is_err_and(|errno| errno == Errno::NOTCONN)
+    // The last two, over `/dev/fuse` and over io_uring, when it ended after it was asked.
+    let errors = [Errno::NOTCONN, Errno::CONNABORTED, Errno::CANCELED];
+    rustix::fs::statfs(dir).is_err_and(|errno| errors.contains(&errno))
 }
 
 /// The trusted mounts of this program that show `volume`, under any of its names.
