@@ -282,8 +282,8 @@ impl Dispatcher {
         self.is_destroyed.load(Ordering::SeqCst)
     }
 
-    /// Ends the session while the kernel waits. When this is answered, the kernel gives up the block
-    /// device of the mount, so nothing may be written from then on.
+    /// Ends the session while the kernel waits. When this is answered, the kernel gives up the
+    /// block device of the mount, so nothing may be written from then on.
     fn destroy(&self) -> Result<()> {
         self.is_destroyed.store(true, Ordering::SeqCst);
         match &self.options.volume {

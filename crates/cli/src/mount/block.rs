@@ -10,9 +10,9 @@
 //! | by force | the serving process takes it back before it stores what is left, or stores nothing |
 //! | because the serving process was killed | the helper unmounts, which gives it up |
 //!
-//! Only root in the first user namespace may mount so. Where the kernel refuses, the serving process
-//! takes its hold back and mounts with the type `fuse`. If it cannot take it back, another program
-//! has the device by now, and the volume is not mounted.
+//! Only root in the first user namespace may mount so. Where the kernel refuses, the serving
+//! process takes its hold back and mounts with the type `fuse`. If it cannot take it back, another
+//! program has the device by now, and the volume is not mounted.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
