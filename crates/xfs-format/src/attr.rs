@@ -54,7 +54,7 @@ pub const MAX_VALUE: usize = 65_536;
 
 /// Where the value of an attribute is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum XattrValue<'a> {
+pub enum XattrContent<'a> {
     /// Beside the name.
     Local(&'a [u8]),
     /// In blocks of the attribute fork.
@@ -75,7 +75,7 @@ pub struct XfsXattr<'a> {
     /// The name, without its namespace.
     pub name: &'a [u8],
     /// The value.
-    pub value: XattrValue<'a>,
+    pub value: XattrContent<'a>,
 }
 
 impl XfsXattr<'_> {
@@ -100,11 +100,14 @@ impl XfsXattr<'_> {
         if self.name.is_empty() || self.name.len() > 255 {
             return bad(format!("a name of {} bytes", self.name.len()));
         }
+        if self.name.contains(&0) {
+            return bad("its name holds a NUL byte".to_owned());
+        }
         match self.value {
-            XattrValue::Remote { len, .. } if len > MAX_VALUE => {
+            XattrContent::Remote { len, .. } if len > MAX_VALUE => {
                 bad(format!("a value of {len} bytes"))
             }
-            XattrValue::Remote { block: FileBlock(0), len: 1.. }
+            XattrContent::Remote { block: FileBlock(0), len: 1.. }
                 if !self.flags.contains(XattrFlags::INCOMPLETE) =>
             {
                 bad("a value lies in the first block".to_owned())

@@ -199,7 +199,7 @@ impl DaKind {
             return Err(self.bad(format!("{} bytes, not {size}", block.len())));
         }
         if !self.has_magic(geometry, block) {
-            return Err(self.bad(format!("it has not the magic number of a {self:?}")));
+            return Err(self.bad(format!("it does not have the magic number of {self:?}")));
         }
         if !has_stamp(geometry) {
             return Ok(());
@@ -213,26 +213,27 @@ impl DaKind {
     }
 
     /// An empty block of this kind: zeros, but for the magic number and the stamp.
-    pub(crate) fn empty(self, geometry: &XfsGeometry, expected: &DaExpected) -> Vec<u8> {
+    pub(crate) fn empty(
+        self,
+        geometry: &XfsGeometry,
+        expected: &DaExpected,
+    ) -> Result<Vec<u8>, Malformed> {
         let mut block = vec![0; self.block_size(geometry)];
         let (at, magic) = self.magic(geometry);
-        let mut put = |at: usize, bytes: &[u8]| {
-            if let Some(place) = block.get_mut(at..at + bytes.len()) {
-                place.copy_from_slice(bytes);
-            }
-        };
-        put(at, magic);
+        let mut edit = DaEdit::fill(self, &mut block);
+        edit.put(at, magic)?;
         if has_stamp(geometry) {
+            let owner = expected.owner.ok_or_else(|| self.bad("its owner is missing"))?;
             let stamp = DaStamp {
                 crc: [0; 4],
                 blkno: expected.place.0.into(),
                 lsn: 0.into(),
                 uuid: geometry.uuid.into_bytes(),
-                owner: expected.owner.map_or(0, |owner| owner.0).into(),
+                owner: owner.0.into(),
             };
-            put(self.stamp_at(), stamp.as_bytes());
+            edit.put(self.stamp_at(), stamp.as_bytes())?;
         }
-        block
+        Ok(block)
     }
 
     /// Writes the LSN of the last change, and then the checksum. Does nothing on V4.
@@ -342,19 +343,28 @@ impl<'a> DaNode<'a> {
         expected: &DaExpected,
     ) -> Result<Self, Malformed> {
         kind.check(geometry, block, expected)?;
-        let counts: &DaNodeCounts = view_at(kind, block, kind.fields_at(geometry))?;
-        let (count, level) = (usize::from(counts.count.get()), counts.level.get());
-        if count == 0 || level == 0 || level > MAX_LEVEL {
+        let node = Self::view(geometry, kind, block)?;
+        let Self { level, entries, .. } = node;
+        if entries.is_empty() || level == 0 || level > MAX_LEVEL {
+            let count = entries.len();
             return Err(kind.bad(format!("a node of level {level} with {count} entries")));
         }
-        let entries: &[DaNodeEntry] = slice_at(kind, block, kind.header_len(geometry), count)?;
         if !entries.is_sorted_by_key(|entry| entry.hash.get()) {
             return Err(kind.bad("its hashes do not ascend"));
         }
         if entries.iter().any(|entry| entry.before.get() == 0) {
             return Err(kind.bad("a child is the first block of the fork"));
         }
-        Ok(Self { info: view_at(kind, block, 0)?, level, entries })
+        Ok(node)
+    }
+
+    /// Views a node that was proved before, and that only changes of this module touched since:
+    /// its checksum may be out of date. Proves no more than that its parts do not lead out of it.
+    pub fn view(geometry: &XfsGeometry, kind: DaKind, block: &'a [u8]) -> Result<Self, Malformed> {
+        let counts: &DaNodeCounts = view_at(kind, block, kind.fields_at(geometry))?;
+        let count = usize::from(counts.count.get());
+        let entries = slice_at(kind, block, kind.header_len(geometry), count)?;
+        Ok(Self { info: view_at(kind, block, 0)?, level: counts.level.get(), entries })
     }
 
     /// The place of the first child that may hold `hash`. The following children may hold it, too,
@@ -374,7 +384,7 @@ impl<'a> DaNode<'a> {
         (forw, back, level): (u32, u32, u16),
         entries: &[DaNodeEntry],
     ) -> Result<Vec<u8>, Malformed> {
-        let mut block = kind.empty(geometry, expected);
+        let mut block = kind.empty(geometry, expected)?;
         let mut edit = DaEdit::fill(kind, &mut block);
         edit.put(0, U32::new(forw).as_bytes())?;
         edit.put(4, U32::new(back).as_bytes())?;
@@ -383,6 +393,34 @@ impl<'a> DaNode<'a> {
         edit.put(kind.header_len(geometry), entries.as_bytes())?;
         Ok(block)
     }
+}
+
+/// Replaces the entries `places` of a node by others, which may be none or more. `false` when the
+/// node has no room for them. The hash of an entry is the last hash of its child, stale or not.
+pub fn splice_node(
+    geometry: &XfsGeometry,
+    edit: &mut DaEdit<'_>,
+    places: Range<usize>,
+    entries: &[DaNodeEntry],
+) -> Result<bool, Malformed> {
+    let kind = edit.kind();
+    let counts: DaNodeCounts = *view_at(kind, edit.block(), kind.fields_at(geometry))?;
+    let (count, start) = (usize::from(counts.count.get()), kind.header_len(geometry));
+    if places.start > places.end || places.end > count {
+        return Err(kind.bad(format!("it has {count} entries, not {places:?}")));
+    }
+    let at = |place: usize| start + place * size_of::<DaNodeEntry>();
+    let new_count = count - places.len() + entries.len();
+    if at(new_count) > edit.block().len() {
+        return Ok(false);
+    }
+    if new_count != count {
+        edit.shift(at(places.end)..at(count), at(places.start + entries.len()))?;
+        let counts = DaNodeCounts { count: to_u16(kind, new_count)?, ..counts };
+        edit.put(kind.fields_at(geometry), counts.as_bytes())?;
+    }
+    edit.put(at(places.start), entries.as_bytes())?;
+    Ok(true)
 }
 
 /// Changes a block in memory, and tells the caller which bytes: the log carries only these.

@@ -3,6 +3,9 @@
 //! A directory is in its inode ([`short`]), or one block ([`block`]), or data blocks ([`data`])
 //! with one leaf, or with a tree of leaves ([`leaf`]) and an index of free space ([`free`]). The
 //! blocks of a directory lie in one fork, in three spaces of 32 GiB: data, leaves, free index.
+//!
+//! Kernels put `.` and `..` in front of all other entries. Readers find them by name: a repair may
+//! have added a missing one elsewhere (guess), so only where `.` leads to is proved.
 
 pub mod block;
 pub mod data;

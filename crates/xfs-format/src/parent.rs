@@ -2,7 +2,7 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::attr::{XattrFlags, XattrValue, XfsXattr};
+use crate::attr::{XattrContent, XattrFlags, XfsXattr};
 use crate::{Ino, Malformed, Structure, U32, U64};
 
 /// The value of a parent pointer. 12 bytes.
@@ -29,7 +29,7 @@ impl ParentValue {
     /// The attribute that says that a file is in this directory under a name.
     #[must_use]
     pub fn xattr<'a>(&'a self, name: &'a [u8]) -> XfsXattr<'a> {
-        let value = XattrValue::Local(self.as_bytes());
+        let value = XattrContent::Local(self.as_bytes());
         XfsXattr { flags: XattrFlags::PARENT, name, value }
     }
 }
@@ -49,7 +49,7 @@ impl<'a> ParentPointer<'a> {
     /// The parent pointer that an attribute with the flag [`XattrFlags::PARENT`] is.
     pub fn parse(xattr: &XfsXattr<'a>) -> Result<Self, Malformed> {
         let bad = |problem| Malformed::new(Structure::ParentPointer, problem);
-        let XattrValue::Local(value) = xattr.value else {
+        let XattrContent::Local(value) = xattr.value else {
             return Err(bad("its value is not beside its name"));
         };
         let value =

@@ -1,7 +1,8 @@
 //! Blocks of attribute values and symlink targets that do not fit where they belong.
 //!
-//! On V5 each block has a header of its own, in front of its part of the value. On V4 the value
-//! fills the blocks.
+//! On V5 a header stands in front of each part of the value. A value of an attribute has a part in
+//! each block. The target of a link has a part in each extent, which may be several blocks, with
+//! one checksum (seen). On V4 the value fills the blocks.
 
 use uuid::Uuid;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -60,20 +61,29 @@ impl RemoteKind {
         }
     }
 
-    /// The bytes of a value that a block has room for.
+    /// The bytes of a value that `size` bytes of blocks have room for, with one header.
     #[must_use]
-    pub fn room(geometry: &XfsGeometry) -> usize {
-        geometry.block_size() - if has_stamp(geometry) { HEADER } else { 0 }
+    pub fn room(geometry: &XfsGeometry, size: usize) -> usize {
+        size.saturating_sub(if has_stamp(geometry) { HEADER } else { 0 })
     }
 
-    /// The blocks that a value of `len` bytes needs.
+    /// The blocks that a value of `len` bytes needs, when each has a header.
     #[must_use]
     pub fn blocks(geometry: &XfsGeometry, len: usize) -> usize {
-        len.div_ceil(Self::room(geometry))
+        len.div_ceil(Self::room(geometry, geometry.block_size()))
     }
 
-    /// Proves that a block is the expected one, with the part at `offset` of a value of `len`
-    /// bytes. Returns that part.
+    /// Whether a part may have so many bytes of blocks.
+    fn check_size(self, geometry: &XfsGeometry, size: usize) -> Result<(), Malformed> {
+        let unit = geometry.block_size();
+        if size == unit || self == Self::SymlinkTarget && size != 0 && size.is_multiple_of(unit) {
+            return Ok(());
+        }
+        Err(Malformed::new(self.structure(), format!("{size} bytes, in blocks of {unit}")))
+    }
+
+    /// Proves that a block, or the extent of a link, is the expected one, with the part at `offset`
+    /// of a value of `len` bytes. Returns that part.
     pub fn parse<'a>(
         self,
         geometry: &XfsGeometry,
@@ -83,10 +93,8 @@ impl RemoteKind {
         len: usize,
     ) -> Result<&'a [u8], Malformed> {
         let bad = |problem| Malformed::new(self.structure(), problem);
-        let part = len.saturating_sub(offset).min(Self::room(geometry));
-        if block.len() != geometry.block_size() {
-            return Err(bad(format!("{} bytes, not {}", block.len(), geometry.block_size())));
-        }
+        self.check_size(geometry, block.len())?;
+        let part = len.saturating_sub(offset).min(Self::room(geometry, block.len()));
         let mut rest = block;
         if has_stamp(geometry) {
             let (header, behind) = RemoteHeader::ref_from_prefix(block)
@@ -109,7 +117,7 @@ impl RemoteKind {
         rest.get(..part).ok_or_else(|| bad("it is too short".to_owned()))
     }
 
-    /// The bytes of the block with the part at `offset` of a value. Its checksum is right; a
+    /// The `size` bytes of blocks with the part at `offset` of a value. Its checksum is right; a
     /// caller that logs it seals it again.
     pub fn encode(
         self,
@@ -117,11 +125,13 @@ impl RemoteKind {
         expected: &DaExpected,
         offset: usize,
         value: &[u8],
+        size: usize,
     ) -> Result<Vec<u8>, Malformed> {
+        self.check_size(geometry, size)?;
         let bad = |problem: &'static str| Malformed::new(self.structure(), problem);
         let part = value.get(offset..).ok_or_else(|| bad("a part behind its value"))?;
-        let part = part.get(..Self::room(geometry)).unwrap_or(part);
-        let mut block = Vec::with_capacity(geometry.block_size());
+        let part = part.get(..Self::room(geometry, size)).unwrap_or(part);
+        let mut block = Vec::with_capacity(size);
         if has_stamp(geometry) {
             let number = |number| {
                 u32::try_from(number).map(U32::new).map_err(|_| bad("a value above 4 GiB"))
@@ -139,7 +149,7 @@ impl RemoteKind {
             block.extend_from_slice(header.as_bytes());
         }
         block.extend_from_slice(part);
-        block.resize(geometry.block_size(), 0);
+        block.resize(size, 0);
         self.seal(geometry, &mut block, Lsn::NONE);
         Ok(block)
     }

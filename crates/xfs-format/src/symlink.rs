@@ -1,5 +1,5 @@
 //! Targets of symbolic links. A short one is the plain bytes of the data fork; another lies in
-//! blocks of [`RemoteKind::SymlinkTarget`].
+//! blocks of [`RemoteKind::SymlinkTarget`]: one part an extent.
 //!
 //! [`RemoteKind::SymlinkTarget`]: crate::remote::RemoteKind::SymlinkTarget
 

@@ -5,16 +5,17 @@ mod volume;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use offshoot_xfs_format::da::{DaEdit, DaExpected, DaKind, DaNode};
+use offshoot_xfs_format::da::{self, DaEdit, DaExpected, DaKind, DaNode, DaNodeEntry};
 use offshoot_xfs_format::dir::block::{self, DirBlock};
 use offshoot_xfs_format::dir::data::{self, DirData};
 use offshoot_xfs_format::dir::free::{self, DirFree};
 use offshoot_xfs_format::dir::leaf::{self, DirHash, DirLeaf};
 use offshoot_xfs_format::dir::short::ShortDir;
 use offshoot_xfs_format::dir::{DirCookie, XfsDirEntry, file_type, leaf_start};
+use offshoot_xfs_format::geometry::XfsLayout;
 use offshoot_xfs_format::hash::name_hash;
 use offshoot_xfs_format::{BasicBlock, FileBlock, Ino, Lsn, Malformed, U16, XfsGeometry};
-use volume::{FileBytes, MadeVolume, SeededNumbers};
+use volume::{FileBytes, MadeVolume, SeededNumbers, numbers_only, told};
 
 /// Options of volumes whose directories differ.
 const SHAPES: &[&[&str]] = &[
@@ -152,7 +153,7 @@ fn look_up(geometry: &XfsGeometry, blocks: &[(DaExpected, Vec<u8>)], name: &str)
             continue;
         }
         let leaf = DirLeaf::parse(geometry, kind, bytes, expected).unwrap();
-        return leaf::find(leaf.hashes, hash).find_map(|cookie| {
+        let found = leaf::find(leaf.hashes, hash).find_map(|cookie| {
             let (at, offset) = cookie.split(geometry);
             assert_eq!(DirCookie::new(geometry, at, offset), Some(cookie));
             let (expected, bytes) = block(at);
@@ -160,6 +161,12 @@ fn look_up(geometry: &XfsGeometry, blocks: &[(DaExpected, Vec<u8>)], name: &str)
             let entry = data.entry(offset).unwrap();
             (entry.name == name.as_bytes()).then_some(entry.ino)
         });
+        // Names with one hash go on in the next leaf.
+        let is_last = leaf.hashes.last().is_none_or(|last| last.hash.get() != hash);
+        if found.is_some() || is_last || leaf.info.forw.get() == 0 {
+            return found;
+        }
+        at = FileBlock(leaf.info.forw.get().into());
     }
 }
 
@@ -227,6 +234,25 @@ fn directories_of_mkfs_are_read_in_all_forms() {
 }
 
 #[test]
+fn a_tree_of_two_levels_and_an_index_of_two_blocks_are_read() {
+    if !volume::has_tools() {
+        return;
+    }
+    let names = names(265_000, 16);
+    let mut text = "deep d--755 0 0\n".to_owned();
+    for name in &names {
+        writeln!(text, "{name} ---644 0 0 /dev/null").unwrap();
+    }
+    let volume = MadeVolume::make(SHAPES[0], &format!("{text}$\n"));
+    let file = volume.file("/deep");
+    compare(&volume, &file, &names);
+    let kinds = kinds(&volume, &file);
+    for kind in [DaKind::DirNode, DaKind::DirFree] {
+        assert!(kinds.iter().filter(|&&other| other == kind).count() > 1, "{kind:?}");
+    }
+}
+
+#[test]
 fn every_damage_to_a_block_is_found_or_harmless() {
     if !volume::has_tools() {
         return;
@@ -272,6 +298,12 @@ fn every_damage_to_a_block_is_found_or_harmless() {
 
 /// Changes a block that was not proved: it must not panic.
 fn change_blindly(geometry: &XfsGeometry, kind: DaKind, bytes: &mut [u8]) {
+    if let Ok(directory) = DirBlock::view(geometry, bytes) {
+        let _ = (directory.find(b".."), directory.data.entries(0).count());
+    }
+    if let Ok(data) = DirData::view(geometry, bytes) {
+        let _ = (data.entries(0).count(), data.entry(bytes.len() / 2));
+    }
     let mut edit = DaEdit::fill(kind, bytes);
     let entry = entry(b"new", 128);
     let hash = DirHash::new(7, DirCookie(9));
@@ -329,41 +361,11 @@ fn a_block_that_grows_is_byte_for_byte_that_of_mkfs() {
     }
 }
 
-/// A volume that is only numbers.
-fn small_geometry(dir_block_log: u8) -> XfsGeometry {
-    use offshoot_xfs_format::geometry::XfsLayout;
-    XfsGeometry {
-        layout: XfsLayout::CHECKSUMS | XfsLayout::FILE_TYPES,
-        block_log: 10,
-        sector_log: 9,
-        inode_log: 9,
-        dir_block_log,
-        ag_block_log: 16,
-        ag_blocks: 1 << 16,
-        ag_count: 4,
-        blocks: 4 << 16,
-        log_start: offshoot_xfs_format::FsBlock(1 << 17),
-        log_blocks: 4096,
-        uuid: uuid::Uuid::from_u128(7),
-    }
-}
+/// The features of a plain V5 volume.
+const V5: XfsLayout = XfsLayout::CHECKSUMS.union(XfsLayout::FILE_TYPES);
 
 const EXPECTED: DaExpected =
     DaExpected { place: BasicBlock(800), owner: Some(Ino(128)), block: Some(FileBlock(0)) };
-
-/// Changes a block by `change`, and proves that it told all bytes that changed.
-fn told<T>(kind: DaKind, bytes: &mut [u8], change: impl FnOnce(&mut DaEdit<'_>) -> T) -> T {
-    let before = bytes.to_vec();
-    let mut ranges = Vec::new();
-    let mut hear = |range| ranges.push(range);
-    let result = change(&mut DaEdit::new(kind, bytes, &mut hear));
-    let mut copy = before;
-    for range in ranges {
-        copy[range.clone()].copy_from_slice(&bytes[range]);
-    }
-    assert!(copy == bytes, "a change was not told");
-    result
-}
 
 #[test]
 fn entries_come_and_go_in_a_block() {
@@ -371,7 +373,7 @@ fn entries_come_and_go_in_a_block() {
     println!("seed {seed:#x}");
     let mut numbers = SeededNumbers(seed);
     for dir_block_log in [0, 2] {
-        let geometry = small_geometry(dir_block_log);
+        let geometry = numbers_only(10, dir_block_log, V5);
         let short = ShortDir { parent: Ino(131), entries: Vec::new() };
         let mut bytes = block::from_short(&geometry, &EXPECTED, &short).unwrap();
         let mut model: BTreeMap<String, usize> = BTreeMap::new();
@@ -400,6 +402,8 @@ fn entries_come_and_go_in_a_block() {
                     block::remove(&geometry, edit, offset, name.as_bytes()).unwrap();
                 });
             }
+            let before = DirBlock::view(&geometry, &bytes).unwrap().data.entries(0).count();
+            assert_eq!(before, model.len() + 2);
             DaKind::DirBlock.seal(&geometry, &mut bytes, Lsn::new(1, 2));
             let directory = DirBlock::parse(&geometry, &bytes, &EXPECTED).unwrap();
             assert_eq!(directory.data.entries(0).count(), model.len() + 2);
@@ -445,11 +449,56 @@ fn to_leaf(geometry: &XfsGeometry, mut bytes: Vec<u8>, model: &BTreeMap<String, 
 }
 
 #[test]
+fn a_short_directory_widens_and_narrows() {
+    let mut geometry = numbers_only(10, 0, V5);
+    (geometry.ag_block_log, geometry.ag_blocks) = (28, 1 << 28);
+    (geometry.ag_count, geometry.blocks) = (64, 64 << 28);
+    let wide = Ino(1 << 32 | 128);
+    let mut short = ShortDir { parent: Ino(128), entries: Vec::new() };
+    assert!(short.insert(&geometry, entry(b"near", 131)));
+    let narrow = short.encode(&geometry).unwrap();
+    assert_eq!(narrow[..6], [1, 0, 0, 0, 0, 128]);
+    assert!(short.insert(&geometry, entry(b"far", wide.0)));
+    let bytes = short.encode(&geometry).unwrap();
+    assert_eq!(bytes[..10], [2, 1, 0, 0, 0, 0, 0, 0, 0, 128]);
+    let again = ShortDir::parse(&geometry, &bytes).unwrap();
+    assert_eq!(again.find(b"far").unwrap().ino, wide);
+    assert_eq!(short.remove(b"far").unwrap().ino, wide);
+    assert_eq!(short.encode(&geometry).unwrap(), narrow);
+    short.parent = wide;
+    let bytes = short.encode(&geometry).unwrap();
+    assert_eq!(bytes[1], 1);
+    assert_eq!(ShortDir::parse(&geometry, &bytes).unwrap().parent, wide);
+    for (at, byte) in [(0, 0), (0, 2), (1, 0), (1, 2), (9, 0)] {
+        let mut damaged = bytes.clone();
+        damaged[at] = byte;
+        assert!(ShortDir::parse(&geometry, &damaged).is_err() || at == 9);
+    }
+}
+
+#[test]
+fn a_short_directory_reuses_gaps_when_its_block_would_be_full() {
+    let geometry = numbers_only(9, 0, V5);
+    let names = names(40, 8);
+    let mut short = ShortDir { parent: Ino(128), entries: Vec::new() };
+    let mut all = names.iter().map(|name| entry(name.as_bytes(), 131));
+    let refused = all.find(|entry| !short.insert(&geometry, *entry)).unwrap();
+    let gone = short.remove(short.entries[2].name).unwrap();
+    assert!(short.insert(&geometry, refused));
+    assert_eq!(short.find(refused.name).unwrap().offset, gone.offset);
+    let bytes = short.encode(&geometry).unwrap();
+    let again = ShortDir::parse(&geometry, &bytes).unwrap();
+    let block = block::from_short(&geometry, &EXPECTED, &again).unwrap();
+    let block = DirBlock::view(&geometry, &block).unwrap();
+    assert_eq!(block::to_short(&geometry, &block).unwrap().encode(&geometry).unwrap(), bytes);
+}
+
+#[test]
 fn hashes_and_free_space_come_and_go() {
     let seed = 0x5eed_0002;
     println!("seed {seed:#x}");
     let mut numbers = SeededNumbers(seed);
-    let geometry = small_geometry(0);
+    let geometry = numbers_only(10, 0, V5);
     for kind in [DaKind::DirLeaf, DaKind::DirNodeLeaf] {
         let mut bytes = DirLeaf::encode(&geometry, kind, &EXPECTED, (0, 0), &[], &[]).unwrap();
         let mut model: Vec<(u32, DirCookie)> = Vec::new();
@@ -509,6 +558,42 @@ fn hashes_and_free_space_come_and_go() {
 }
 
 #[test]
+fn entries_of_a_node_come_and_go() {
+    let seed = 0x5eed_0005;
+    println!("seed {seed:#x}");
+    let mut numbers = SeededNumbers(seed);
+    let geometry = numbers_only(10, 0, V5);
+    let kind = DaKind::DirNode;
+    let child = |before: u32| DaNodeEntry { hash: (before / 3).into(), before: before.into() };
+    let mut model = vec![5_000_u32];
+    let mut bytes = DaNode::encode(&geometry, kind, &EXPECTED, (0, 0, 1), &[child(5_000)]).unwrap();
+    let mut refused = 0;
+    for _ in 0..2000 {
+        let before = u32::try_from(1 + numbers.below(9_000)).unwrap();
+        let place = model.partition_point(|&other| other < before);
+        let stop = (place + numbers.below(4) / 3).min(model.len());
+        let fits = told(kind, &mut bytes, |edit| {
+            da::splice_node(&geometry, edit, place..stop, &[child(before)]).unwrap()
+        });
+        if fits {
+            model.splice(place..stop, [before]);
+        } else {
+            refused += 1;
+            told(kind, &mut bytes, |edit| {
+                assert!(da::splice_node(&geometry, edit, 20..90, &[]).unwrap());
+            });
+            model.drain(20..90);
+        }
+        kind.seal(&geometry, &mut bytes, Lsn(0));
+        let node = DaNode::parse(&geometry, kind, &bytes, &EXPECTED).unwrap();
+        assert!(node.entries.iter().map(|entry| entry.before.get()).eq(model.iter().copied()));
+        let first = node.entries.iter().position(|entry| entry.hash.get() >= before / 3);
+        assert_eq!(node.find(before / 3), first);
+    }
+    assert!(refused > 0);
+}
+
+#[test]
 fn directories_that_the_kernel_thinned_out_are_read() {
     if !volume::has_tools() {
         return;
@@ -541,4 +626,188 @@ fn directories_that_the_kernel_thinned_out_are_read() {
         }
     }
     assert!(stale > 0);
+}
+
+/// A directory whose entries are renamed in memory, as an engine does it.
+struct RenamedDirectory<'v> {
+    geometry: &'v XfsGeometry,
+    blocks: Vec<(DaExpected, Vec<u8>)>,
+}
+
+impl RenamedDirectory<'_> {
+    fn index(&self, block: FileBlock) -> usize {
+        self.blocks.iter().position(|(expected, _)| expected.block == Some(block)).unwrap()
+    }
+
+    fn change<T>(&mut self, index: usize, change: impl FnOnce(&mut DaEdit<'_>) -> T) -> T {
+        let bytes = &mut self.blocks[index].1;
+        let kind = DaKind::of_directory(self.geometry, bytes).unwrap();
+        let result = told(kind, bytes, change);
+        kind.seal(self.geometry, bytes, Lsn(0));
+        result
+    }
+
+    /// The block with the hashes of this one; `None` when a node has no room for it.
+    fn leaf(&self, hash: u32) -> Option<usize> {
+        let mut at = leaf_start(self.geometry);
+        loop {
+            let index = self.index(at);
+            let (expected, bytes) = &self.blocks[index];
+            let Ok(node) = DaNode::parse(self.geometry, DaKind::DirNode, bytes, expected) else {
+                return Some(index);
+            };
+            at = FileBlock(node.entries[node.find(hash)?].before.get().into());
+        }
+    }
+
+    fn set_best(&mut self, block: FileBlock) {
+        let geometry = self.geometry;
+        let (expected, bytes) = &self.blocks[self.index(block)];
+        let longest = DirData::parse(geometry, bytes, expected).unwrap().longest();
+        let longest = u16::try_from(longest).unwrap();
+        let number = u32::try_from(block.0 >> geometry.dir_block_log).unwrap();
+        let root = self.index(leaf_start(geometry));
+        if DaKind::of_directory(geometry, &self.blocks[root].1) == Some(DaKind::DirLeaf) {
+            let index = number as usize;
+            self.change(root, |edit| leaf::set_best(geometry, edit, index, longest).unwrap());
+        } else {
+            let (block, inside) = free::locate(geometry, number);
+            let index = self.index(block);
+            self.change(index, |edit| free::set_best(geometry, edit, inside, longest).unwrap());
+        }
+    }
+
+    /// Renames an entry, when the directory has room for it.
+    fn rename(&mut self, old: &str, new: &str) -> bool {
+        let geometry = self.geometry;
+        let (old, new) = (old.as_bytes(), new.as_bytes());
+        if self.blocks.len() == 1 {
+            let (expected, bytes) = &self.blocks[0];
+            let entry = DirBlock::parse(geometry, bytes, expected).unwrap().find(old).unwrap();
+            let entry = entry.unwrap();
+            let (offset, new) = (entry.offset, self::entry(new, entry.ino.0));
+            return self.change(0, |edit| {
+                block::remove(geometry, edit, offset, old).unwrap();
+                block::insert(geometry, edit, &new).unwrap().is_some()
+            });
+        }
+        let Some(new_leaf) = self.leaf(name_hash(new)) else { return false };
+        let mut copy = self.blocks[new_leaf].1.clone();
+        let kind = DaKind::of_directory(geometry, &copy).unwrap();
+        let hash = DirHash::new(name_hash(new), DirCookie(1));
+        if !leaf::insert(geometry, &mut DaEdit::fill(kind, &mut copy), hash).unwrap() {
+            return false;
+        }
+        let mut old_leaf = self.leaf(name_hash(old)).unwrap();
+        let (cookie, block, ino) = loop {
+            let (expected, bytes) = &self.blocks[old_leaf];
+            let kind = DaKind::of_directory(geometry, bytes).unwrap();
+            let leaf = DirLeaf::parse(geometry, kind, bytes, expected).unwrap();
+            let found = leaf::find(leaf.hashes, name_hash(old)).find_map(|cookie| {
+                let (block, offset) = cookie.split(geometry);
+                let (expected, bytes) = &self.blocks[self.index(block)];
+                let data = DirData::parse(geometry, bytes, expected).unwrap();
+                let entry = data.entry(offset).unwrap();
+                (entry.name == old).then_some((cookie, block, entry.ino))
+            });
+            if let Some(found) = found {
+                break found;
+            }
+            // Names with one hash go on in the next leaf.
+            assert_eq!(leaf.hashes.last().unwrap().hash.get(), name_hash(old));
+            old_leaf = self.index(FileBlock(leaf.info.forw.get().into()));
+        };
+        let offset = cookie.split(geometry).1;
+        self.change(self.index(block), |edit| data::remove(geometry, edit, offset).unwrap());
+        self.set_best(block);
+        let hash = DirHash::new(name_hash(old), cookie);
+        self.change(old_leaf, |edit| leaf::remove(geometry, edit, hash).unwrap());
+
+        let added = entry(new, ino.0);
+        // Spread them, so that no block becomes empty.
+        let start = name_hash(new) as usize % self.blocks.len();
+        let placed = (start..self.blocks.len()).chain(0..start).find_map(|index| {
+            let block = self.blocks[index].0.block.unwrap();
+            if block >= leaf_start(geometry) {
+                return None;
+            }
+            let offset = self.change(index, |edit| data::insert(geometry, edit, &added).unwrap());
+            Some((block, offset?))
+        });
+        let (block, offset) = placed.unwrap();
+        self.set_best(block);
+        let cookie = DirCookie::new(geometry, block, offset).unwrap();
+        let hash = DirHash::new(name_hash(new), cookie);
+        assert!(self.change(new_leaf, |edit| leaf::insert(geometry, edit, hash).unwrap()));
+        self.tell_node(new_leaf);
+        true
+    }
+
+    /// Tells the node above a leaf its last hash.
+    fn tell_node(&mut self, leaf: usize) {
+        let geometry = self.geometry;
+        let root = self.index(leaf_start(geometry));
+        let (expected, bytes) = &self.blocks[leaf];
+        let before = u32::try_from(expected.block.unwrap().0).unwrap();
+        let kind = DaKind::of_directory(geometry, bytes).unwrap();
+        let last = DirLeaf::parse(geometry, kind, bytes, expected).unwrap().hashes.last().copied();
+        let bytes = &self.blocks[root].1;
+        if DaKind::of_directory(geometry, bytes) != Some(DaKind::DirNode) {
+            return;
+        }
+        let node = DaNode::view(geometry, DaKind::DirNode, bytes).unwrap();
+        let place = node.entries.iter().position(|entry| entry.before.get() == before).unwrap();
+        let entry = DaNodeEntry { hash: last.unwrap().hash, before: before.into() };
+        self.change(root, |edit| {
+            assert!(da::splice_node(geometry, edit, place..place + 1, &[entry]).unwrap());
+        });
+    }
+}
+
+#[test]
+fn repair_and_the_kernel_agree_with_what_we_changed() {
+    if !volume::has_tools() {
+        return;
+    }
+    let seed = 0x5eed_0004;
+    println!("seed {seed:#x}");
+    let mut numbers = SeededNumbers(seed);
+    for options in [SHAPES[0], SHAPES[4], SHAPES[5]] {
+        let volume = MadeVolume::make(options, &contents());
+        let mut all = Vec::new();
+        for folder in ["block", "leaf", "node"] {
+            let &(_, count, len) = DIRECTORIES.iter().find(|entry| entry.0 == folder).unwrap();
+            let mut names = names(count, len);
+            let file = volume.file(&format!("/{folder}"));
+            let blocks = volume.directory_blocks(&file);
+            let mut directory = RenamedDirectory { geometry: &volume.geometry, blocks };
+            for round in 0..400 {
+                let index = numbers.below(names.len());
+                let new = format!("{round:0width$}x", width = len - 1 - numbers.below(4));
+                if directory.rename(&names[index], &new) {
+                    names[index] = new;
+                }
+            }
+            volume.write_blocks(&directory.blocks);
+            names.sort();
+            compare(&volume, &volume.file(&format!("/{folder}")), &names);
+            all.push((folder, names));
+        }
+        volume.assert_clean();
+        if options == SHAPES[0] {
+            volume.mounted(|point| {
+                for (folder, names) in &all {
+                    let list = std::fs::read_dir(point.join(folder)).unwrap();
+                    let list = list.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+                    let mut list: Vec<_> = list.collect();
+                    list.sort();
+                    assert_eq!(list, *names);
+                    for name in names {
+                        assert!(point.join(folder).join(name).exists());
+                    }
+                }
+            });
+            volume.assert_clean();
+        }
+    }
 }

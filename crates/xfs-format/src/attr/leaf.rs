@@ -7,7 +7,7 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::{XattrFlags, XattrValue, XfsXattr};
+use super::{XattrContent, XattrFlags, XfsXattr};
 use crate::da::{DaEdit, DaExpected, DaInfo, DaKind, slice_at, to_u16, u16_at, view_at};
 use crate::hash::name_hash;
 use crate::{FileBlock, Malformed, U16, U32, XfsGeometry};
@@ -129,8 +129,9 @@ impl<'a> XattrLeaf<'a> {
         Ok(leaf)
     }
 
-    /// Views a leaf. Proves only that its array fits.
-    fn view(geometry: &XfsGeometry, block: &'a [u8]) -> Result<Self, Malformed> {
+    /// Views a leaf that was proved before, and that only changes of this module touched since:
+    /// its checksum may be out of date. Proves no more than that its parts do not lead out of it.
+    pub fn view(geometry: &XfsGeometry, block: &'a [u8]) -> Result<Self, Malformed> {
         let fields: &XattrLeafFields = view_at(KIND, block, KIND.fields_at(geometry))?;
         let count = usize::from(fields.count.get());
         let hashes = slice_at(KIND, block, KIND.header_len(geometry), count)?;
@@ -170,7 +171,7 @@ impl<'a> XattrLeaf<'a> {
         (forw, back): (u32, u32),
         xattrs: &[XfsXattr<'_>],
     ) -> Result<Vec<u8>, Malformed> {
-        let mut block = KIND.empty(geometry, expected);
+        let mut block = KIND.empty(geometry, expected)?;
         let mut edit = DaEdit::fill(KIND, &mut block);
         edit.put(0, U32::new(forw).as_bytes())?;
         edit.put(4, U32::new(back).as_bytes())?;
@@ -185,11 +186,10 @@ impl<'a> XattrLeaf<'a> {
 }
 
 /// The attribute of an entry, and the bytes that it has at its name.
-fn stored<'a>(block: &'a [u8], entry: XattrHash) -> Result<(XfsXattr<'a>, usize), Malformed> {
+fn stored(block: &[u8], entry: XattrHash) -> Result<(XfsXattr<'_>, usize), Malformed> {
     let at = usize::from(entry.nameidx.get());
     let cut = || KIND.bad(format!("the name at {at} leads out of it"));
-    let allowed = XattrFlags::all();
-    let flags = XattrFlags::parse(entry.flags, allowed)?;
+    let flags = XattrFlags::parse(entry.flags, XattrFlags::all())?;
     let bytes = block.get(at..).filter(|_| at % 4 == 0).ok_or_else(cut)?;
     let is_local = flags.contains(XattrFlags::LOCAL);
     let name_at = if is_local { LOCAL } else { REMOTE };
@@ -198,12 +198,12 @@ fn stored<'a>(block: &'a [u8], entry: XattrHash) -> Result<(XfsXattr<'a>, usize)
     let (value, local_len) = if is_local {
         let len = u16_at(bytes, 0).ok_or_else(cut)?;
         let value = bytes.get(name_at + name_len..name_at + name_len + len).ok_or_else(cut)?;
-        (XattrValue::Local(value), Some(len))
+        (XattrContent::Local(value), Some(len))
     } else {
         let [first, len] = *view_at::<[U32; 2]>(KIND, block, at)?;
         let block = FileBlock(first.get().into());
         let len = usize::try_from(len.get()).map_err(|_| cut())?;
-        (XattrValue::Remote { block, len }, None)
+        (XattrContent::Remote { block, len }, None)
     };
     let xattr = XfsXattr { flags: flags - XattrFlags::LOCAL, name, value };
     xattr.check()?;
@@ -218,10 +218,10 @@ fn store(xattr: &XfsXattr<'_>) -> Result<Vec<u8>, Malformed> {
     let number =
         |number| u32::try_from(number).map_err(|_| KIND.bad(format!("{number} in a name")));
     let (mut bytes, value, local_len) = match xattr.value {
-        XattrValue::Local(value) => {
+        XattrContent::Local(value) => {
             (to_u16(KIND, value.len())?.as_bytes().to_vec(), value, Some(value.len()))
         }
-        XattrValue::Remote { block, len } => {
+        XattrContent::Remote { block, len } => {
             let fields = [U32::new(number(block.0)?), U32::new(number(len as u64)?)];
             (fields.as_bytes().to_vec(), &[][..], None)
         }
@@ -312,7 +312,7 @@ pub fn insert(
     edit.put(at, &bytes)?;
     edit.shift(array + place * ENTRY..array + count * ENTRY, array + (place + 1) * ENTRY)?;
     let mut flags = xattr.flags;
-    flags.set(XattrFlags::LOCAL, matches!(xattr.value, XattrValue::Local(_)));
+    flags.set(XattrFlags::LOCAL, matches!(xattr.value, XattrContent::Local(_)));
     let nameidx = to_u16(KIND, at)?;
     let entry = XattrHash { hash: hash.into(), nameidx, flags: flags.bits(), pad: 0 };
     edit.put(array + place * ENTRY, entry.as_bytes())?;
@@ -388,9 +388,9 @@ pub fn set_remote(
     let entry = leaf.hashes.get(place).ok_or_else(|| KIND.bad("no such attribute"))?;
     let (xattr, _) = stored(leaf.block, *entry)?;
     let at = usize::from(entry.nameidx.get());
-    if matches!(xattr.value, XattrValue::Local(_)) {
+    if matches!(xattr.value, XattrContent::Local(_)) {
         return Err(KIND.bad("the value is beside its name"));
     }
-    let stored = store(&XfsXattr { value: XattrValue::Remote { block, len }, ..xattr })?;
+    let stored = store(&XfsXattr { value: XattrContent::Remote { block, len }, ..xattr })?;
     edit.put(at, stored.get(..8).unwrap_or(&[]))
 }

@@ -1,6 +1,6 @@
 //! The short form: the attributes of a file in its inode.
 
-use super::{XattrFlags, XattrValue, XfsXattr};
+use super::{XattrContent, XattrFlags, XfsXattr};
 use crate::da::u16_at;
 use crate::{Malformed, Structure};
 
@@ -34,7 +34,7 @@ impl<'a> ShortXattrs<'a> {
             let (name, behind) = behind.split_at_checked(usize::from(name_len)).ok_or_else(cut)?;
             let (value, behind) =
                 behind.split_at_checked(usize::from(value_len)).ok_or_else(cut)?;
-            let xattr = XfsXattr { flags, name, value: XattrValue::Local(value) };
+            let xattr = XfsXattr { flags, name, value: XattrContent::Local(value) };
             xattr.check()?;
             xattr.hash()?;
             list.push(xattr);
@@ -61,7 +61,7 @@ impl<'a> ShortXattrs<'a> {
         };
         let mut bytes = vec![0, 0, byte(self.list.len())?, 0];
         for xattr in &self.list {
-            let (XattrValue::Local(value), true) =
+            let (XattrContent::Local(value), true) =
                 (xattr.value, xattr.flags == xattr.flags.namespace())
             else {
                 return Err(bad("an attribute has no short form".to_owned()));

@@ -12,6 +12,9 @@ use crate::{Ino, Malformed, U16, XfsGeometry};
 /// The first two bytes of an unused piece. No inode number begins with them.
 const FREE_TAG: usize = 0xffff;
 
+/// The bytes of an entry whose name has 255.
+const LONGEST_ENTRY: usize = 272;
+
 /// An unused piece that the header lists. 4 bytes.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
@@ -190,6 +193,23 @@ impl<'a> DirData<'a> {
         Self::check(geometry, kind, block, block.len(), expected, |_| {})
     }
 
+    /// Views a block that was proved before, and that only changes of this module touched since:
+    /// its checksum may be out of date. Proves no more than that its parts do not lead out of it.
+    pub fn view(geometry: &XfsGeometry, block: &'a [u8]) -> Result<Self, Malformed> {
+        Self::view_to(geometry, DaKind::DirData, block, block.len())
+    }
+
+    pub(super) fn view_to(
+        geometry: &XfsGeometry,
+        kind: DaKind,
+        block: &'a [u8],
+        end: usize,
+    ) -> Result<Self, Malformed> {
+        let table = DirBestTable::read(geometry, kind, block)?;
+        let longest = table.pieces().next().map_or(0, |(_, len)| len);
+        Ok(Self { geometry: geometry.clone(), kind, block, end, longest })
+    }
+
     /// Proves the pieces up to `end`, the table of unused ones, and names and numbers of entries.
     pub(super) fn check(
         geometry: &XfsGeometry,
@@ -230,8 +250,7 @@ impl<'a> DirData<'a> {
         if listed != table.pieces().count() || !lengths.is_sorted_by(|a, b| a >= b) {
             return Err(kind.bad("its table of unused pieces is wrong"));
         }
-        let longest = usize::from(lengths[0]);
-        Ok(Self { geometry: geometry.clone(), kind, block, end, longest })
+        Self::view_to(geometry, kind, block, end)
     }
 
     /// The entries from `offset` on, with `.` and `..`.
@@ -270,7 +289,7 @@ impl<'a> DirData<'a> {
 /// The bytes of an empty data block, without a checksum.
 pub fn encode_empty(geometry: &XfsGeometry, expected: &DaExpected) -> Result<Vec<u8>, Malformed> {
     let kind = DaKind::DirData;
-    let mut block = kind.empty(geometry, expected);
+    let mut block = kind.empty(geometry, expected)?;
     let (start, end) = (kind.header_len(geometry), block.len());
     let mut edit = DaEdit::fill(kind, &mut block);
     replace(geometry, &mut edit, end, &[], &[(start, end - start)])?;
@@ -316,16 +335,17 @@ pub(super) fn put_entry(
 ) -> Result<(), Malformed> {
     entry.check(geometry)?;
     let len = entry.len_in_block(geometry);
-    let mut bytes = Vec::with_capacity(len);
-    bytes.extend_from_slice(&entry.ino.0.to_be_bytes());
-    bytes.push(u8::try_from(entry.name.len()).map_err(|_| edit.kind().bad("a long name"))?);
-    bytes.extend_from_slice(entry.name);
-    if has_types(geometry) {
-        bytes.push(entry.file_type);
+    let name_len = u8::try_from(entry.name.len()).map_err(|_| edit.kind().bad("a long name"))?;
+    let file_type = if has_types(geometry) { entry.file_type } else { 0 };
+    let ino = entry.ino.0.to_be_bytes();
+    let fields = ino.iter().chain([&name_len]).chain(entry.name).chain([&file_type]);
+    let mut bytes = [0; LONGEST_ENTRY];
+    for (byte, field) in bytes.iter_mut().zip(fields) {
+        *byte = *field;
     }
-    bytes.resize(len - 2, 0);
-    bytes.extend_from_slice(to_u16(edit.kind(), entry.offset)?.as_bytes());
-    edit.put(entry.offset, &bytes)
+    let tag_at = len - 2;
+    edit.put(entry.offset, bytes.get(..tag_at).unwrap_or(&bytes))?;
+    edit.put(entry.offset + tag_at, to_u16(edit.kind(), entry.offset)?.as_bytes())
 }
 
 /// Makes the entry at `offset` of a data block unused.
@@ -398,7 +418,7 @@ pub(super) fn replace(
         table.drop_piece(offset);
     }
     for &(offset, len) in new.iter().filter(|piece| piece.1 != 0) {
-        edit.put(offset, U16::new(0xffff).as_bytes())?;
+        edit.put(offset, to_u16(kind, FREE_TAG)?.as_bytes())?;
         edit.put(offset + 2, to_u16(kind, len)?.as_bytes())?;
         edit.put(offset + len - 2, to_u16(kind, offset)?.as_bytes())?;
         table.add(DirBestFree::new(kind, offset, len)?);

@@ -69,7 +69,9 @@ impl<'a> DirFree<'a> {
         Ok(free)
     }
 
-    fn view(geometry: &XfsGeometry, block: &'a [u8]) -> Result<Self, Malformed> {
+    /// Views a block that was proved before, and that only changes of this module touched since:
+    /// its checksum may be out of date. Proves no more than that its parts do not lead out of it.
+    pub fn view(geometry: &XfsGeometry, block: &'a [u8]) -> Result<Self, Malformed> {
         let kind = DaKind::DirFree;
         let counts: &DirFreeCounts = view_at(kind, block, kind.fields_at(geometry))?;
         let valid = usize::try_from(counts.valid.get()).unwrap_or(usize::MAX);
@@ -89,7 +91,7 @@ impl<'a> DirFree<'a> {
         bests: &[U16],
     ) -> Result<Vec<u8>, Malformed> {
         let kind = DaKind::DirFree;
-        let mut block = kind.empty(geometry, expected);
+        let mut block = kind.empty(geometry, expected)?;
         let mut edit = DaEdit::fill(kind, &mut block);
         put(geometry, &mut edit, first, bests, 0)?;
         Ok(block)

@@ -197,8 +197,9 @@ impl<'a> DirLeaf<'a> {
         Ok(leaf)
     }
 
-    /// Views a leaf. Proves only that its parts do not overlap.
-    fn view(geometry: &XfsGeometry, kind: DaKind, block: &'a [u8]) -> Result<Self, Malformed> {
+    /// Views a leaf that was proved before, and that only changes of this module touched since:
+    /// its checksum may be out of date. Proves no more than that its parts do not lead out of it.
+    pub fn view(geometry: &XfsGeometry, kind: DaKind, block: &'a [u8]) -> Result<Self, Malformed> {
         let counts: &DirLeafCounts = view_at(kind, block, kind.fields_at(geometry))?;
         let count = usize::from(counts.count.get());
         let start = kind.header_len(geometry);
@@ -227,7 +228,7 @@ impl<'a> DirLeaf<'a> {
         hashes: &[DirHash],
         bests: &[U16],
     ) -> Result<Vec<u8>, Malformed> {
-        let mut block = kind.empty(geometry, expected);
+        let mut block = kind.empty(geometry, expected)?;
         let mut edit = DaEdit::fill(kind, &mut block);
         edit.put(0, U32::new(forw).as_bytes())?;
         edit.put(4, U32::new(back).as_bytes())?;

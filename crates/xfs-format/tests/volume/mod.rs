@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use offshoot_xfs_format::da::DaExpected;
+use offshoot_xfs_format::da::{DaEdit, DaExpected, DaKind};
 use offshoot_xfs_format::geometry::XfsLayout;
 use offshoot_xfs_format::{FileBlock, FsBlock, Ino, XfsGeometry};
 use uuid::Uuid;
@@ -54,13 +54,14 @@ impl MadeVolume {
         let name = format!("xfs-format-{}-{}", std::process::id(), NEXT.fetch_add(1, Relaxed));
         let folder = std::env::temp_dir().join(name);
         fs::create_dir(&folder).unwrap();
-        let image = folder.join("image");
-        File::create(&image).unwrap().set_len(512 << 20).unwrap();
-        let proto = folder.join("contents");
+        let mut volume = Self { folder, geometry: numbers_only(9, 0, XfsLayout::empty()) };
+        let image = volume.image();
+        File::create(&image).unwrap().set_len(640 << 20).unwrap();
+        let proto = volume.folder.join("contents");
         fs::write(&proto, format!("/dev/null\n0 0\nd--755 0 0\n{contents}$\n")).unwrap();
         run(Command::new("mkfs.xfs").arg("-q").args(options).arg("-p").arg(&proto).arg(&image));
-        let geometry = geometry(&image);
-        Self { folder, geometry }
+        volume.geometry = geometry(&image);
+        volume
     }
 
     pub fn image(&self) -> PathBuf {
@@ -96,6 +97,15 @@ impl MadeVolume {
         let mut bytes = vec![0; len];
         File::open(self.image()).unwrap().read_exact_at(&mut bytes, at).unwrap();
         bytes
+    }
+
+    pub fn write(&self, at: u64, bytes: &[u8]) {
+        File::options().write(true).open(self.image()).unwrap().write_all_at(bytes, at).unwrap();
+    }
+
+    /// Whether `xfs_repair` finds nothing to repair.
+    pub fn assert_clean(&self) {
+        run(Command::new("xfs_repair").args(["-n", "-f"]).arg(self.image()));
     }
 
     /// The file with a path.
@@ -152,6 +162,13 @@ impl MadeVolume {
             .collect()
     }
 
+    /// Writes back directory blocks, each of which has one extent.
+    pub fn write_blocks(&self, blocks: &[(DaExpected, Vec<u8>)]) {
+        for (expected, bytes) in blocks {
+            self.write(expected.place.bytes(), bytes);
+        }
+    }
+
     /// The blocks of an attribute fork, with what they have to be.
     pub fn attribute_blocks(&self, file: &FileBytes) -> Vec<(DaExpected, Vec<u8>)> {
         file.attr_blocks.chunks(1).map(|blocks| self.block(file.ino, blocks)).collect()
@@ -199,6 +216,38 @@ fn geometry(image: &Path) -> XfsGeometry {
         log_blocks: u32_at(96),
         uuid: Uuid::from_slice(&bytes[32..48]).unwrap(),
     }
+}
+
+/// A volume that is only numbers.
+pub fn numbers_only(block_log: u8, dir_block_log: u8, layout: XfsLayout) -> XfsGeometry {
+    XfsGeometry {
+        layout,
+        block_log,
+        sector_log: 9,
+        inode_log: 9,
+        dir_block_log,
+        ag_block_log: 16,
+        ag_blocks: 1 << 16,
+        ag_count: 4,
+        blocks: 4 << 16,
+        log_start: FsBlock(1 << 17),
+        log_blocks: 4096,
+        uuid: Uuid::from_u128(7),
+    }
+}
+
+/// Changes a block by `change`, and proves that it told all bytes that changed.
+pub fn told<T>(kind: DaKind, bytes: &mut [u8], change: impl FnOnce(&mut DaEdit<'_>) -> T) -> T {
+    let before = bytes.to_vec();
+    let mut ranges = Vec::new();
+    let mut hear = |range| ranges.push(range);
+    let result = change(&mut DaEdit::new(kind, bytes, &mut hear));
+    let mut copy = before;
+    for range in ranges {
+        copy[range.clone()].copy_from_slice(&bytes[range]);
+    }
+    assert!(copy == bytes, "a change was not told");
+    result
 }
 
 /// Numbers that look random, from a seed.
