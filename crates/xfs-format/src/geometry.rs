@@ -59,6 +59,12 @@ pub struct XfsGeometry {
 }
 
 impl XfsGeometry {
+    /// Whether blocks carry checksums and say what they are, as in all V5 volumes.
+    #[must_use]
+    pub fn has_checksums(&self) -> bool {
+        self.layout.contains(XfsLayout::CHECKSUMS)
+    }
+
     /// The bytes of a block.
     #[must_use]
     pub fn block_size(&self) -> usize {

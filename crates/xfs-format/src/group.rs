@@ -11,8 +11,7 @@ use crate::layout::{ensure, view};
 use crate::superblock::LEAST_AG_BLOCKS;
 use crate::{AgBlock, AgIno, AgNumber, Lsn, Malformed, U32, U64, XfsGeometry, csum};
 
-/// The levels of a tree are below this. The deepest one that the format allows is a reverse map in
-/// blocks of 1 KiB, with 10.
+/// The levels of a tree are at most these, more than the largest group or file can need.
 pub const MOST_LEVELS: u16 = 16;
 
 /// The lists of unlinked inodes of a group.
@@ -135,7 +134,7 @@ impl SectorShape {
     /// The place of the sector in group `ag`, in bytes of the device.
     fn offset(&self, geometry: &XfsGeometry, ag: AgNumber) -> u64 {
         let start = geometry.place(ag, AgBlock(0)).bytes();
-        start + (u64::from(self.sector) << geometry.sector_log)
+        start.saturating_add(u64::from(self.sector) << geometry.sector_log)
     }
 
     /// Checks what all headers have: length, magic, checksum and uuid.
@@ -143,10 +142,10 @@ impl SectorShape {
         let size = geometry.sector_size();
         let len = sector.len();
         ensure!(self.structure, len == size, "{len} bytes, not the {size} of a sector");
-        let has_checksums = geometry.layout.contains(XfsLayout::CHECKSUMS);
-        let has_magic = sector.starts_with(&self.magic) || !has_checksums && self.v4_len == 0;
+        let has_magic =
+            sector.starts_with(&self.magic) || !geometry.has_checksums() && self.v4_len == 0;
         ensure!(self.structure, has_magic, "no magic");
-        if has_checksums {
+        if geometry.has_checksums() {
             ensure!(self.structure, csum::is_right(sector, self.crc), "its checksum is wrong");
             let found = &sector[self.uuid..self.uuid + 16];
             ensure!(
@@ -165,10 +164,9 @@ impl SectorShape {
     ///
     /// When `sector` is not a sector.
     fn write(&self, fields: &[u8], sector: &mut [u8], geometry: &XfsGeometry) {
-        let has_checksums = geometry.layout.contains(XfsLayout::CHECKSUMS);
-        let len = if has_checksums { fields.len() } else { self.v4_len };
+        let len = if geometry.has_checksums() { fields.len() } else { self.v4_len };
         sector[..len].copy_from_slice(&fields[..len]);
-        if has_checksums {
+        if geometry.has_checksums() {
             csum::store(sector, self.crc);
         }
     }
@@ -271,8 +269,8 @@ impl Agf {
         AGF.write(self.as_bytes(), sector, geometry);
     }
 
-    /// Whether the ends of the free list agree with its length. Kernels before 4.14 counted other
-    /// places in an AGFL than later ones; these make the list empty when they differ.
+    /// Whether the ends of the free list agree with its length. Old kernels counted 118
+    /// places in an AGFL of 512 bytes; current ones empty a list whose ends do not agree.
     #[must_use]
     pub fn is_free_list_consistent(&self, geometry: &XfsGeometry) -> bool {
         let (first, last) = (self.flfirst.get() as usize, self.fllast.get() as usize);
@@ -284,7 +282,7 @@ impl Agf {
     /// The LSN of the last change; none in a V4 volume.
     #[must_use]
     pub fn lsn(&self, geometry: &XfsGeometry) -> Option<Lsn> {
-        geometry.layout.contains(XfsLayout::CHECKSUMS).then_some(Lsn(self.lsn.get()))
+        geometry.has_checksums().then_some(Lsn(self.lsn.get()))
     }
 }
 
@@ -344,7 +342,7 @@ impl Agi {
     /// The LSN of the last change; none in a V4 volume.
     #[must_use]
     pub fn lsn(&self, geometry: &XfsGeometry) -> Option<Lsn> {
-        geometry.layout.contains(XfsLayout::CHECKSUMS).then_some(Lsn(self.lsn.get()))
+        geometry.has_checksums().then_some(Lsn(self.lsn.get()))
     }
 
     /// The list of unlinked inodes that inode `inode` belongs to.
@@ -377,8 +375,7 @@ impl Agfl {
     }
 
     fn header_len(geometry: &XfsGeometry) -> usize {
-        let has_checksums = geometry.layout.contains(XfsLayout::CHECKSUMS);
-        if has_checksums { size_of::<AgflHeader>() } else { 0 }
+        if geometry.has_checksums() { size_of::<AgflHeader>() } else { 0 }
     }
 
     /// Checks the AGFL of group `ag`. [`Self::ring`] checks the blocks that are in use.
@@ -388,7 +385,7 @@ impl Agfl {
     pub fn parse(sector: &[u8], geometry: &XfsGeometry, ag: AgNumber) -> Result<Self, Malformed> {
         AGFL.verify(sector, geometry)?;
         let mut lsn = None;
-        if geometry.layout.contains(XfsLayout::CHECKSUMS) {
+        if geometry.has_checksums() {
             let header: &AgflHeader = view(AGFL.structure, sector)?;
             let found = header.seqno;
             ensure!(AGFL.structure, found.get() == ag.0, "group {ag} expected, {found} found");
@@ -427,8 +424,7 @@ impl Agfl {
     #[must_use]
     pub fn encode(&self, geometry: &XfsGeometry, ag: AgNumber) -> Vec<u8> {
         let mut sector = Vec::with_capacity(geometry.sector_size());
-        let has_checksums = geometry.layout.contains(XfsLayout::CHECKSUMS);
-        if has_checksums {
+        if geometry.has_checksums() {
             let header = AgflHeader {
                 magicnum: AGFL.magic,
                 seqno: ag.0.into(),
@@ -441,7 +437,7 @@ impl Agfl {
         let blocks = self.blocks.iter().flat_map(|block| block.0.to_be_bytes());
         sector.extend(blocks.take(Self::size(geometry) * size_of::<U32>()));
         sector.resize(geometry.sector_size(), 0);
-        if has_checksums {
+        if geometry.has_checksums() {
             csum::store(&mut sector, AGFL.crc);
         }
         sector

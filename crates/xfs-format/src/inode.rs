@@ -5,17 +5,18 @@
 //!      | from 176 (v1 and v2: from 100) | from there + 8 * forkoff, if that is not 0
 //! ```
 //!
-//! V5 volumes have v3 inodes only, V4 volumes v1 and v2. The fields behind byte 100 are those of v3.
+//! V5 volumes have v3 inodes only, V4 volumes v1 and v2. Only v3 has the fields from byte 100 on.
+
+mod check;
 
 use std::ops::Range;
 
 use offshoot_vfs::Structure;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::btree::XfsForkRoot;
-use crate::geometry::XfsLayout;
-use crate::layout::{ensure, view};
-use crate::record::{XfsExtentItem, XfsTreeRecord};
+pub use check::{XfsFork, XfsInode};
+
+use crate::layout::ensure;
 use crate::{AgIno, AgNumber, Ino, Lsn, Malformed, U16, U32, U64, XfsGeometry, csum};
 
 const STRUCTURE: Structure = Structure::InodeCore;
@@ -232,33 +233,6 @@ pub struct XfsForkRoom {
     pub attributes: Range<usize>,
 }
 
-/// The contents of a fork.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum XfsFork<'a> {
-    /// The number of a device, as the field holds it: see [`device_number`].
-    Device(u32),
-    /// The contents themselves. Those of an attribute fork have the whole room of the fork, and
-    /// their own header says how much they use.
-    Local(&'a [u8]),
-    /// All extents, in order.
-    Extents(&'a [XfsExtentItem]),
-    /// The root of the tree of extents.
-    Btree(XfsForkRoot),
-    /// The root of a tree of realtime metadata, which we do not read.
-    MetaBtree(&'a [u8]),
-}
-
-/// A verified inode.
-#[derive(Clone, Debug)]
-pub struct XfsInode<'a> {
-    /// The core. The fields of v3 have no meaning in an older one.
-    pub core: &'a XfsInodeCore,
-    /// The data fork; no extents in a free inode.
-    pub data: XfsFork<'a>,
-    /// The attribute fork, if there is one.
-    pub attributes: Option<XfsFork<'a>>,
-}
-
 /// The major and the minor number of a device. The field has 14 and 18 bits for them.
 #[must_use]
 pub fn device_number(field: u32) -> (u32, u32) {
@@ -275,14 +249,13 @@ impl XfsInodeCore {
     /// The bytes of the core on a volume.
     #[must_use]
     pub fn len(geometry: &XfsGeometry) -> usize {
-        let has_checksums = geometry.layout.contains(XfsLayout::CHECKSUMS);
-        if has_checksums { size_of::<Self>() } else { INODE_CRC }
+        if geometry.has_checksums() { size_of::<Self>() } else { INODE_CRC }
     }
 
     /// A free inode, as a new chunk is filled with. Version 2 on a V4 volume.
     #[must_use]
     pub fn fresh(geometry: &XfsGeometry, ino: Ino, generation: u32) -> Self {
-        let is_v3 = geometry.layout.contains(XfsLayout::CHECKSUMS);
+        let is_v3 = geometry.has_checksums();
         let core = Self {
             magic: INODE_MAGIC,
             version: if is_v3 { 3 } else { 2 },
@@ -465,143 +438,7 @@ impl XfsInodeCore {
 ///
 /// When `inode` is shorter than a core.
 pub fn seal(inode: &mut [u8], geometry: &XfsGeometry) {
-    if geometry.layout.contains(XfsLayout::CHECKSUMS) {
+    if geometry.has_checksums() {
         csum::store(inode, INODE_CRC);
     }
-}
-
-impl<'a> XfsInode<'a> {
-    /// Checks everything that the inode in `bytes`, which has the number `ino`, can show by itself.
-    /// The contents of local forks are not checked.
-    ///
-    /// # Errors
-    /// The first fault in it.
-    pub fn verify(bytes: &'a [u8], geometry: &XfsGeometry, ino: Ino) -> Result<Self, Malformed> {
-        let (len, size) = (bytes.len(), geometry.inode_size());
-        ensure!(STRUCTURE, len == size, "{len} bytes, not the {size} of an inode");
-        let core: &XfsInodeCore = view(STRUCTURE, bytes)?;
-        ensure!(STRUCTURE, core.magic == INODE_MAGIC, "no magic");
-        if geometry.layout.contains(XfsLayout::CHECKSUMS) {
-            ensure!(STRUCTURE, core.version == 3, "version {}, not 3", core.version);
-            ensure!(STRUCTURE, csum::is_right(bytes, INODE_CRC), "its checksum is wrong");
-            ensure!(STRUCTURE, core.ino.get() == ino.0, "inode {ino} expected, {} found", core.ino);
-            ensure!(
-                STRUCTURE,
-                core.uuid == *geometry.uuid.as_bytes(),
-                "filesystem id {} expected, {} found",
-                geometry.uuid,
-                uuid::Uuid::from_bytes(core.uuid)
-            );
-        } else {
-            ensure!(STRUCTURE, matches!(core.version, 1 | 2), "version {}", core.version);
-        }
-        if core.is_free() {
-            return Ok(Self { core, data: XfsFork::Extents(&[]), attributes: None });
-        }
-        let format = core.verify_type()?;
-        let room = core.fork_room(geometry)?;
-        let (extents, attribute_extents) = core.extent_counts();
-        ensure!(
-            STRUCTURE,
-            extents.saturating_add(attribute_extents.into()) <= core.nblocks.get(),
-            "{extents} and {attribute_extents} extents in {} blocks",
-            core.nblocks
-        );
-        let is_realtime = core.flags().contains(XfsInodeFlags::REALTIME);
-        let fork = &bytes[room.data];
-        let local = Some(core.size.get());
-        let data = parse_fork(fork, format, extents, local, is_realtime, geometry)
-            .map_err(|error| in_fork("data", &error))?;
-        let attributes = verify_attributes(core, &bytes[room.attributes], geometry)
-            .map_err(|error| in_fork("attribute", &error))?;
-        Ok(Self { core, data, attributes })
-    }
-}
-
-#[cold]
-fn in_fork(which: &str, error: &Malformed) -> Malformed {
-    Malformed::new(error.structure, format!("{which} fork: {}", error.problem))
-}
-
-/// Checks the attribute fork, whose room is `fork`.
-fn verify_attributes<'a>(
-    core: &XfsInodeCore,
-    fork: &'a [u8],
-    geometry: &XfsGeometry,
-) -> Result<Option<XfsFork<'a>>, Malformed> {
-    let (_, extents) = core.extent_counts();
-    if fork.is_empty() {
-        // Old kernels leave the format of a new inode 0 until it has an attribute.
-        let is_empty = matches!(core.aformat, 0 | 2) && extents == 0;
-        ensure!(STRUCTURE, is_empty, "format {} with {extents} extents, no room", core.aformat);
-        return Ok(None);
-    }
-    let format = XfsForkFormat::from_disk(core.aformat)
-        .filter(|format| !matches!(format, XfsForkFormat::Device | XfsForkFormat::MetaBtree));
-    let Some(format) = format else {
-        return Err(Malformed::new(STRUCTURE, format!("format {}", core.aformat)));
-    };
-    let fork = parse_fork(fork, format, extents.into(), None, false, geometry)?;
-    Ok(Some(fork))
-}
-
-/// Checks a fork with `count` extents. `local` is the size of local contents, if the core has it.
-fn parse_fork<'a>(
-    fork: &'a [u8],
-    format: XfsForkFormat,
-    count: u64,
-    local: Option<u64>,
-    is_realtime: bool,
-    geometry: &XfsGeometry,
-) -> Result<XfsFork<'a>, Malformed> {
-    let room = fork.len();
-    Ok(match format {
-        XfsForkFormat::Device => XfsFork::Device(view::<U32>(STRUCTURE, fork)?.get()),
-        XfsForkFormat::Local => {
-            let size = local.map_or(Some(room), |size| usize::try_from(size).ok());
-            let contents = size.and_then(|size| fork.get(..size));
-            let Some(contents) = contents.filter(|_| count == 0) else {
-                let problem = format!("{local:?} local bytes and {count} extents in {room} bytes");
-                return Err(Malformed::new(STRUCTURE, problem));
-            };
-            XfsFork::Local(contents)
-        }
-        XfsForkFormat::Extents => {
-            let fit = room / size_of::<XfsExtentItem>();
-            let count = usize::try_from(count).unwrap_or(usize::MAX);
-            ensure!(STRUCTURE, count <= fit, "{count} extents, where {fit} fit");
-            let bytes = &fork[..count * size_of::<XfsExtentItem>()];
-            let extents = <[XfsExtentItem]>::ref_from_bytes(bytes).unwrap_or_default();
-            verify_extents(extents, is_realtime, geometry)?;
-            XfsFork::Extents(extents)
-        }
-        XfsForkFormat::Btree => XfsFork::Btree(XfsForkRoot::parse(fork, geometry)?),
-        XfsForkFormat::MetaBtree => XfsFork::MetaBtree(fork),
-    })
-}
-
-/// Checks that extents lie inside the volume, and ascend in the file without overlap.
-fn verify_extents(
-    extents: &[XfsExtentItem],
-    is_realtime: bool,
-    geometry: &XfsGeometry,
-) -> Result<(), Malformed> {
-    let mut end = 0;
-    for (index, item) in extents.iter().enumerate() {
-        let extent = item.get();
-        if is_realtime {
-            ensure!(STRUCTURE, extent.count > 0, "extent {index} has no blocks");
-        } else {
-            // Only the reverse map and its like check the group.
-            item.verify(geometry, AgNumber(0))?;
-        }
-        ensure!(
-            STRUCTURE,
-            extent.offset.0 >= end,
-            "extent {index} at offset {} begins before {end}",
-            extent.offset
-        );
-        end = extent.offset.0 + u64::from(extent.count);
-    }
-    Ok(())
 }

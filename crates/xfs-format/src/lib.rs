@@ -14,19 +14,21 @@
 //! | [`csum`] | the checksum |
 //! | [`btree`], [`record`] | blocks of trees, roots of trees in inodes; the records in them |
 //! | [`inode`] | inode cores, and the forks behind them |
-//! | [`superblock`], [`group`] | the superblock with its features; AGF, AGI and AGFL |
 //! | [`hash`] | the hashes of names |
 //! | [`da`] | what blocks of directories and of attribute forks have in common; their nodes |
 //! | [`dir`] | directories |
 //! | [`attr`], [`parent`] | extended attributes; those that are parent pointers |
 //! | [`symlink`], [`remote`] | targets of symbolic links; blocks of targets and of values |
 //! | [`log`] | the log: records, ops, items, transactions, the ring |
+//! | [`superblock`], [`features`] | the superblock, its features, what of them we cannot do |
+//! | [`group`] | the headers of groups: AGF, AGI and AGFL |
 
 pub mod attr;
 pub mod btree;
 pub mod csum;
 pub mod da;
 pub mod dir;
+pub mod features;
 pub mod geometry;
 pub mod group;
 pub mod hash;

@@ -5,6 +5,7 @@
 //! check, nor the views of what it lets pass. `OFFSHOOT_SEED` repeats a run.
 
 use offshoot_xfs_format::btree::{XfsBtreeBlock, XfsForkRoot, XfsTree};
+use offshoot_xfs_format::geometry::XfsLayout;
 use offshoot_xfs_format::group::{Agf, Agfl, Agi};
 use offshoot_xfs_format::inode::{INODE_CRC, XfsFork, XfsInode};
 use offshoot_xfs_format::record::{XfsExtentItem, XfsInodeChunk, XfsReverseMap};
@@ -66,6 +67,19 @@ impl VectorKind {
             Self::Tree(XfsTree::Extents, _) => 64,
             Self::Tree(..) => 52,
             Self::Inode(_) => INODE_CRC,
+        }
+    }
+
+    /// Gives `bytes` the magic or the version that they have in a V4 volume.
+    fn make_v4(self, bytes: &mut [u8], v4: &XfsGeometry) {
+        match self {
+            Self::Tree(tree, _) => {
+                if let Some(magic) = tree.magic(v4) {
+                    bytes[..4].copy_from_slice(&magic);
+                }
+            }
+            Self::Inode(_) => bytes[4] = 2,
+            _ => {}
         }
     }
 
@@ -193,10 +207,19 @@ fn damage_with_a_right_checksum_never_panics() {
     let geometry = geometry();
     let mut refused = 0;
     let mut tried = 0;
+    let v4 = XfsGeometry { layout: geometry.layout - XfsLayout::CHECKSUMS, ..geometry.clone() };
     let mut damaged = |kind: VectorKind, bytes: &mut Vec<u8>| {
         csum::store(bytes, kind.crc());
         tried += 1;
-        refused += u32::from(kind.exercise(bytes, &geometry).is_err());
+        let verdict = kind.exercise(bytes, &geometry);
+        refused += u32::from(verdict.is_err());
+        if let Ok(superblock) = XfsSuperblock::parse(bytes) {
+            for (kind, bytes) in vectors().skip(1) {
+                let _ = kind.exercise(bytes, &superblock.geometry);
+            }
+        }
+        kind.make_v4(bytes, &v4);
+        let _ = kind.exercise(bytes, &v4);
     };
     for (kind, bytes) in vectors() {
         for at in 0..bytes.len() {

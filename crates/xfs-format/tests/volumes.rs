@@ -13,13 +13,14 @@ use offshoot_machine::run::run;
 use offshoot_xfs_format::btree::{
     XfsBtreeBlock, XfsBtreeBuilder, XfsForkRoot, XfsSearchKey, XfsTree, seal,
 };
+use offshoot_xfs_format::features::{XfsHindrance, XfsObstacleKind, XfsRoCompat};
 use offshoot_xfs_format::geometry::XfsLayout;
 use offshoot_xfs_format::group::{Agf, Agfl, Agi};
 use offshoot_xfs_format::inode::{XfsFork, XfsInode, device_number};
 use offshoot_xfs_format::record::{
     XfsExtentItem, XfsFreeExtent, XfsInodeChunk, XfsReverseMap, XfsSharedExtent,
 };
-use offshoot_xfs_format::superblock::{XfsHindrance, XfsObstacleKind, XfsSuperblock};
+use offshoot_xfs_format::superblock::XfsSuperblock;
 use offshoot_xfs_format::{AgBlock, AgIno, AgNumber, FsBlock, Ino, XfsGeometry};
 
 /// A directory that goes when the test ends.
@@ -56,6 +57,7 @@ struct Census {
     inodes: u64,
     free_inodes: u64,
     shared: u64,
+    sparse: u64,
     owned: u64,
     files: BTreeMap<u64, String>,
 }
@@ -164,16 +166,18 @@ impl VolumeImage {
             let level = u16::try_from(levels - 1).expect("few levels");
             (geometry.fs_block(ag, AgBlock(root)), level)
         };
+        let mut below_roots = 0;
         for (index, tree) in [XfsTree::FreeByBlock, XfsTree::FreeBySize].into_iter().enumerate() {
             let (mut free, mut longest) = (0, 0);
             let root = root(agf.roots[index].get(), agf.levels[index].get());
-            self.walk(tree, root, None, census, &mut |block, _| {
+            let (_, _, blocks) = self.walk(tree, root, None, census, &mut |block, _| {
                 for record in block.records::<XfsFreeExtent>() {
                     free += record.count.get();
                     longest = longest.max(record.count.get());
                 }
             });
             assert_eq!((free, longest), (agf.freeblks.get(), agf.longest.get()), "{tree:?}");
+            below_roots += blocks - 1;
             census.free += u64::from(free) * u64::from(index == 0);
         }
         if geometry.layout.contains(XfsLayout::REVERSE_MAP) {
@@ -185,7 +189,9 @@ impl VolumeImage {
                         records.map(|record| u64::from(record.count.get())).sum::<u64>();
                 });
             assert_eq!(blocks, u64::from(agf.rmap_blocks.get()));
+            below_roots += blocks - 1;
         }
+        assert_eq!(below_roots, u64::from(agf.btreeblks.get()));
         if geometry.layout.contains(XfsLayout::SHARED_BLOCKS) {
             let root = root(agf.refcount_root.get(), agf.refcount_level.get());
             let (_, _, blocks) =
@@ -196,23 +202,31 @@ impl VolumeImage {
         }
         let mut chunks: Vec<XfsInodeChunk> = Vec::new();
         let inodes = root(agi.root.get(), agi.level.get());
-        self.walk(XfsTree::Inodes, inodes, None, census, &mut |block, _| {
+        let (_, _, blocks) = self.walk(XfsTree::Inodes, inodes, None, census, &mut |block, _| {
             chunks.extend(block.records::<XfsInodeChunk>());
         });
         if geometry.layout.contains(XfsLayout::FREE_INODES) {
             let mut with_free: Vec<XfsInodeChunk> = Vec::new();
             let inodes = root(agi.free_root.get(), agi.free_level.get());
-            self.walk(XfsTree::FreeInodes, inodes, None, census, &mut |block, _| {
-                with_free.extend(block.records::<XfsInodeChunk>());
-            });
+            let (_, _, free_blocks) =
+                self.walk(XfsTree::FreeInodes, inodes, None, census, &mut |block, _| {
+                    with_free.extend(block.records::<XfsInodeChunk>());
+                });
             let expected: Vec<_> =
                 chunks.iter().copied().filter(|chunk| chunk.free(geometry) != 0).collect();
             assert_eq!(with_free, expected);
+            if self.superblock.fields.ro_compat().contains(XfsRoCompat::INOBTCNT) {
+                let counted = (u64::from(agi.iblocks.get()), u64::from(agi.fblocks.get()));
+                assert_eq!((blocks, free_blocks), counted);
+            }
         }
         let (mut count, mut free) = (0, 0);
         for chunk in &chunks {
             count += chunk.allocated(geometry).count_ones();
-            free += chunk.free(geometry).count_ones();
+            let (holes, mask) = (chunk.holes(geometry), chunk.free(geometry));
+            free += mask.count_ones();
+            census.sparse += u64::from(holes != 0);
+            assert_eq!(XfsInodeChunk::new(geometry, chunk.start(), holes, mask), *chunk);
             for index in (0..64).filter(|index| chunk.allocated(geometry) & 1 << index != 0) {
                 let ino = geometry.ino(ag, AgIno(chunk.start().0 + index));
                 let is_used = chunk.in_use() & 1 << index != 0;
@@ -234,7 +248,7 @@ impl VolumeImage {
         let mut again = bytes.clone();
         again[100..104].fill(0);
         inode.core.write(&mut again, geometry);
-        if geometry.layout.contains(XfsLayout::CHECKSUMS) {
+        if geometry.has_checksums() {
             assert_eq!(again, bytes);
         }
         let core = inode.core;
@@ -298,6 +312,57 @@ impl VolumeImage {
     }
 }
 
+/// Compares the fields of a superblock with what `xfs_db` calls by the same names.
+fn assert_fields(image: &str, superblock: &XfsSuperblock) {
+    let printed = run("xfs_db", &["-r", "-c", "sb 0", "-c", "print", image]);
+    let printed: BTreeMap<&str, &str> =
+        printed.lines().filter_map(|line| line.split_once(" = ")).collect();
+    let fields = &superblock.fields;
+    let numbers: [(&str, u64); 28] = [
+        ("blocksize", fields.blocksize.get().into()),
+        ("dblocks", fields.dblocks.get()),
+        ("rextents", fields.rextents.get()),
+        ("logstart", fields.logstart.get()),
+        ("rootino", fields.rootino.get()),
+        ("rbmino", fields.rbmino.get()),
+        ("rsumino", fields.rsumino.get()),
+        ("rextsize", fields.rextsize.get().into()),
+        ("agblocks", fields.agblocks.get().into()),
+        ("agcount", fields.agcount.get().into()),
+        ("logblocks", fields.logblocks.get().into()),
+        ("sectsize", fields.sectsize.get().into()),
+        ("inodesize", fields.inodesize.get().into()),
+        ("inopblock", fields.inopblock.get().into()),
+        ("agblklog", fields.agblklog.into()),
+        ("inprogress", fields.inprogress.into()),
+        ("imax_pct", fields.imax_pct.into()),
+        ("icount", fields.icount.get()),
+        ("ifree", fields.ifree.get()),
+        ("fdblocks", fields.fdblocks.get()),
+        ("qflags", fields.qflags.get().into()),
+        ("inoalignmt", fields.inoalignmt.get().into()),
+        ("unit", fields.unit.get().into()),
+        ("width", fields.width.get().into()),
+        ("dirblklog", fields.dirblklog.into()),
+        ("logsectlog", fields.logsectlog.into()),
+        ("logsunit", fields.logsunit.get().into()),
+        ("spino_align", fields.spino_align.get().into()),
+    ];
+    for (name, number) in numbers {
+        assert_eq!(printed[name], number.to_string(), "{name}");
+    }
+    let words = [
+        ("versionnum", u32::from(fields.versionnum.get())),
+        ("features2", fields.features2.get()),
+        ("features_ro_compat", fields.ro_compat.get()),
+        ("features_incompat", fields.incompat.get()),
+    ];
+    for (name, word) in words {
+        assert_eq!(printed[name], format!("{word:#x}"), "{name}");
+    }
+    assert_eq!(printed["uuid"], uuid::Uuid::from_bytes(fields.uuid).to_string());
+}
+
 /// Builds a block again from its views, and compares it with the block without its unused room.
 fn assert_rebuilds(
     bytes: &[u8],
@@ -347,18 +412,24 @@ fn assert_root_rebuilds(root: &XfsForkRoot, fork: &[u8], geometry: &XfsGeometry,
 }
 
 /// Lets the kernel fill a volume, and compares all of it.
-fn compare(name: &str, block: &str, options: &[&str]) -> Option<(Census, XfsSuperblock)> {
+fn compare(
+    name: &str,
+    contents: &str,
+    block: &str,
+    options: &[&str],
+) -> Option<(Census, XfsSuperblock)> {
     if !has_kernel() {
         return None;
     }
     let dir = ScratchDir::new(name);
     let image = dir.0.join("image");
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/volumes/make.sh");
-    let fixed = [script.to_str().expect("UTF-8"), image.to_str().expect("UTF-8"), block];
+    let fixed = [script.to_str().expect("UTF-8"), image.to_str().expect("UTF-8"), contents, block];
     let args: Vec<&str> = fixed.into_iter().chain(options.iter().copied()).collect();
     let told = run("sh", &args);
     let volume = VolumeImage::open(&image);
     assert_eq!(volume.superblock.fields.obstacles(), []);
+    assert_fields(fixed[1], &volume.superblock);
     let census = volume.census();
     let mut compared = 0;
     for line in told.lines() {
@@ -375,7 +446,7 @@ fn compare(name: &str, block: &str, options: &[&str]) -> Option<(Census, XfsSupe
 #[test]
 fn all_trees_with_small_blocks_are_as_the_kernel_says() {
     let options = ["-m", "rmapbt=1,reflink=1", "-i", "nrext64=1"];
-    let Some((census, _)) = compare("small", "1024", &options) else { return };
+    let Some((census, _)) = compare("small", "trees", "1024", &options) else { return };
     let depth = |tree: XfsTree| {
         let name = format!("{tree:?}");
         census.blocks.keys().filter(|(tree, _)| *tree == name).count()
@@ -391,8 +462,21 @@ fn all_trees_with_small_blocks_are_as_the_kernel_says() {
 #[test]
 fn a_volume_with_old_times_and_large_sectors_is_as_the_kernel_says() {
     let options = ["-s", "size=4096", "-m", "bigtime=0,inobtcount=0,reflink=0", "-i", "size=1024"];
-    let Some((_, superblock)) = compare("old", "4096", &options) else { return };
+    let Some((_, superblock)) = compare("old", "trees", "4096", &options) else { return };
     assert!(!superblock.geometry.layout.contains(XfsLayout::SHARED_BLOCKS));
+}
+
+#[test]
+fn a_volume_with_the_largest_blocks_and_inodes_is_as_the_kernel_says() {
+    let options = ["-i", "size=2048", "-m", "rmapbt=1"];
+    let Some((_, superblock)) = compare("large", "trees", "65536", &options) else { return };
+    assert_eq!(superblock.geometry.inodes_per_block_log(), 5);
+}
+
+#[test]
+fn sparse_chunks_of_inodes_are_as_the_kernel_says() {
+    let Some((census, _)) = compare("sparse", "sparse", "4096", &[]) else { return };
+    assert!(census.sparse > 1, "{} sparse chunks", census.sparse);
 }
 
 #[test]
