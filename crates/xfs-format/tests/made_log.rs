@@ -5,11 +5,11 @@ use offshoot_xfs_format::geometry::XfsLayout;
 use offshoot_xfs_format::log::ends;
 use offshoot_xfs_format::log::items::{
     XfsAttributeIntent, XfsAttributeOp, XfsBufferFlags, XfsBufferType, XfsCountExtent,
-    XfsExchangeFlags, XfsExchangeIntent, XfsFreeExtent, XfsFreeExtents, XfsFreeIntent,
+    XfsEfiExtent, XfsEfiExtents, XfsExchangeFlags, XfsExchangeIntent, XfsFreeIntent,
     XfsIcreateItem, XfsInodeFields, XfsInodeItem, XfsIntent, XfsItemType, XfsMapExtent,
     XfsReplayTurn, buffer_size, core_for_log, encode_buffer,
 };
-use offshoot_xfs_format::log::op::{self, XfsOpWriter, XfsTransactionHeader};
+use offshoot_xfs_format::log::op::{self, XfsLogOp, XfsOpFlags, XfsOpWriter, XfsTransactionHeader};
 use offshoot_xfs_format::log::record::{XfsLogChecksum, header_count, padded_len};
 use offshoot_xfs_format::log::{
     XfsCheckpoint, XfsCheckpoints, XfsLogItem, XfsLogRecord, XfsLogRing, XfsLogVector,
@@ -79,12 +79,12 @@ fn each_item(see: &mut dyn FnMut(&XfsLogItem<'_>)) {
     let (ag, block) = (AgNumber(1), AgBlock(24));
     let create = XfsIcreateItem { ag, block, count: 64, inode_size: 512, blocks: 8, generation: 9 };
     see(&XfsLogItem::Icreate(create));
-    let extents = [1, 2].map(|count| XfsFreeExtent {
+    let extents = [1, 2].map(|count| XfsEfiExtent {
         start: U64::new(70_000),
         count: U32::new(count),
         pad: U32::ZERO,
     });
-    let free = XfsFreeIntent { id: 5, extents: XfsFreeExtents::Wide(&extents) };
+    let free = XfsFreeIntent { id: 5, extents: XfsEfiExtents::Wide(&extents) };
     see(&XfsLogItem::Efi(free));
     see(&XfsLogItem::Efd(free));
     let records = [map_extent(2), map_extent(0x2000_0003)];
@@ -274,9 +274,8 @@ fn hostile_items_are_refused_and_32_bit_ones_are_read() {
     });
     let geometry = geometry();
     for start in [geometry.log_start.0 + 9, 0, 65_535, 1 << 60] {
-        let extents =
-            [XfsFreeExtent { start: U64::new(start), count: U32::new(2), pad: U32::ZERO }];
-        let free = XfsFreeIntent { id: 1, extents: XfsFreeExtents::Wide(&extents) };
+        let extents = [XfsEfiExtent { start: U64::new(start), count: U32::new(2), pad: U32::ZERO }];
+        let free = XfsFreeIntent { id: 1, extents: XfsEfiExtents::Wide(&extents) };
         assert!(XfsLogItem::Efi(free).check(&geometry).is_err(), "{start}");
     }
     assert!(problem(&[&[0x99, 0x12, 1, 0]]).contains("type 0x1299 is unknown"));
@@ -402,10 +401,64 @@ fn regions_longer_than_records_and_records_over_the_end_of_the_ring_are_read() {
                 assert_eq!(whole.len(), 1);
                 assert_eq!((whole[0].lsn, whole[0].tid), (first, 4));
                 assert!(ring.distance(whole[0].committed, head) > Some(0));
-                assert!(whole[0].regions().iter().eq(all.regions().iter()));
+                assert!(whole[0].regions() == all.regions());
             }
         }
     }
+}
+
+#[test]
+fn transactions_interleave_and_unfinished_ones_are_passed_over() {
+    const START: u8 = 1;
+    const COMMIT: u8 = 2;
+    const CONTINUES: u8 = 4;
+    const LAST_PIECE: u8 = 0x18;
+    let header = XfsTransactionHeader { tid: 0, regions: 1 }.encode();
+    let item: &[u8] = &[0x3d, 0x12, 1, 0, 1, 2, 3, 4];
+    // Feeds ops, each one of a record of its own, and returns the transactions that are whole.
+    let feed = |ring: u32, ops: &[(u32, u8, &[u8])]| {
+        let mut open = XfsCheckpoints::new(XfsLogRing::new(ring).expect("a ring"));
+        let mut whole = Vec::new();
+        for (&(tid, flags, data), at) in ops.iter().zip(0..) {
+            let flags = XfsOpFlags::from_bits_retain(flags);
+            let op = XfsLogOp { tid, client: 0x69, flags, data };
+            let done = open.add(Lsn::new(1, at), &op)?;
+            whole.extend(done.map(|done| {
+                let regions: Vec<_> = done.regions().iter().map(<[u8]>::to_vec).collect();
+                (done.tid, done.lsn.block(), done.committed.block(), regions)
+            }));
+        }
+        Ok::<_, Malformed>((whole, open.open_count()))
+    };
+    let ops: &[(u32, u8, &[u8])] = &[
+        (9, 0, item),
+        (1, START, &[]),
+        (2, START, &[]),
+        (2, CONTINUES, &header[..8]),
+        (1, 0, &header),
+        (2, LAST_PIECE, &header[8..]),
+        (1, CONTINUES, &item[..4]),
+        (3, START, &[]),
+        (2, COMMIT, &[]),
+        (9, COMMIT, &[]),
+        (1, LAST_PIECE, &item[4..]),
+        (1, COMMIT, &[]),
+    ];
+    let expected = vec![(2, 2, 8, vec![]), (1, 1, 11, vec![item.to_vec()])];
+    assert_eq!(feed(8, ops), Ok((expected, 1)));
+    let problem = |ops: &[(u32, u8, &[u8])]| {
+        let mut all: Vec<(u32, u8, &[u8])> = vec![(1, START, &[]), (1, 0, &header)];
+        all.extend(ops);
+        feed(1, &all).expect_err("it is impossible").problem
+    };
+    assert!(problem(&[(1, START, &[])]).contains("op flags 0x1 in the open transaction 0x1"));
+    assert!(problem(&[(1, LAST_PIECE, item)]).contains("a rest without a split region"));
+    assert!(problem(&[(1, CONTINUES, item), (1, 0, item)]).contains("a start before the end"));
+    assert!(problem(&[(1, CONTINUES, item), (1, COMMIT, &[])]).contains("is cut"));
+    let two: &[u8] = &[0x3d, 0x12, 2, 0];
+    assert!(problem(&[(1, 0, two), (1, COMMIT, &[])]).contains("an item of 2 regions where 1"));
+    assert!(problem(&[(1, 0, &[0; 4]), (1, COMMIT, &[])]).contains("an item of 0 regions"));
+    assert!(problem(&[(1, 0, &[0; 500])]).contains("1 open transactions take"));
 }
 
 /// A torn write may have destroyed the tail that the last whole record names, but only where it

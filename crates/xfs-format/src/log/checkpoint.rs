@@ -100,11 +100,11 @@ impl XfsCheckpoints {
         let is_continued = flags.contains(XfsOpFlags::CONTINUED);
         let is_split = flags.contains(XfsOpFlags::CONTINUES);
         let rest = flags - XfsOpFlags::CONTINUED - XfsOpFlags::CONTINUES;
-        if rest == XfsOpFlags::UNMOUNT && rest == flags {
+        if flags == XfsOpFlags::UNMOUNT {
             self.cost -= open.remove().cost;
             return Ok(None);
         }
-        if rest == XfsOpFlags::COMMIT && rest == flags {
+        if flags == XfsOpFlags::COMMIT {
             let open = open.remove();
             self.cost -= open.cost;
             return open.complete(op.tid, lsn).map(Some);

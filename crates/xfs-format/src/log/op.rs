@@ -217,8 +217,8 @@ impl<'a> XfsOpWriter<'a> {
     /// Returns how many are in the log then: the region goes on in the next record while they are
     /// fewer than it has.
     ///
-    /// Pieces are multiples of 4 bytes, and the least has 4, as the kernel writes them. For example,
-    /// a region of 100 bytes at the end of a body with 72 left becomes a piece of 60
+    /// A piece is a multiple of 4 bytes and may have only 4: the kernel writes such too. For
+    /// example, a region of 100 bytes at the end of a body with 72 left becomes a piece of 60
     /// bytes here, and one of 40 in the next record.
     #[must_use]
     pub fn region(&mut self, tid: u32, region: &[u8], done: usize) -> usize {

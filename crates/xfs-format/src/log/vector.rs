@@ -78,13 +78,22 @@ impl XfsLogVector {
 }
 
 /// Some regions of an [`XfsLogVector`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 pub struct XfsRegions<'a> {
     bytes: &'a [u8],
     ends: &'a [u32],
     /// Where the first one begins.
     start: u32,
 }
+
+/// Regions are equal when their bytes are, wherever they lie.
+impl PartialEq for XfsRegions<'_> {
+    fn eq(&self, other: &Self) -> bool {
+        self.iter().eq(other.iter())
+    }
+}
+
+impl Eq for XfsRegions<'_> {}
 
 impl<'a> XfsRegions<'a> {
     /// How many there are.

@@ -165,9 +165,6 @@ impl<'a> XfsBufferItem<'a> {
     /// Proves that the regions are those of the map. A run of the map may be in several regions:
     /// the kernel cuts it where the memory of the buffer is not contiguous.
     fn prove_runs(&self) -> Result<(), Malformed> {
-        if self.flags.contains(XfsBufferFlags::CANCEL) {
-            return Ok(());
-        }
         let size = usize::from(self.blocks) * BLOCK;
         let mut chunk = self.next_chunk(0);
         for data in self.data.iter() {

@@ -203,7 +203,7 @@ impl<'a> XfsInodeItem<'a> {
         let len = self.core.len().min(CORE_SIZE);
         let (new, _) = core.split_at_mut(len);
         new.copy_from_slice(self.core.get(..len).unwrap_or_default());
-        swap_core(new, Form::Log);
+        swap_core(new, CoreForm::Log);
         let have = inode.len();
         let (Some(old), Some(new)) = (inode.get_mut(..len), core.get(..len)) else {
             return Err(bad_item(format!("a core of {len} bytes for an inode of {have}")));
@@ -270,7 +270,7 @@ fn check_core(core: &[u8]) -> Result<(), Malformed> {
 #[must_use]
 pub fn core_for_log(disk: &[u8; CORE_SIZE]) -> [u8; CORE_SIZE] {
     let mut core = *disk;
-    swap_core(&mut core, Form::Disk);
+    swap_core(&mut core, CoreForm::Disk);
     for (at, byte) in core.iter_mut().enumerate().skip(NEXT_UNLINKED) {
         match at {
             NEXT_UNLINKED..CRC => *byte = 0xff,
@@ -283,13 +283,13 @@ pub fn core_for_log(disk: &[u8; CORE_SIZE]) -> [u8; CORE_SIZE] {
 
 /// The two forms of a core. They differ in the order of bytes only.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Form {
+enum CoreForm {
     Log,
     Disk,
 }
 
 /// Makes a core of the one form one of the other, where the core has `core.len()` bytes.
-fn swap_core(core: &mut [u8], from: Form) {
+fn swap_core(core: &mut [u8], from: CoreForm) {
     const TIMES: [usize; 4] = [32, 40, 48, 144];
     const NUMBERS: [(usize, usize); 23] = [
         (0, 2),   // magic
@@ -319,8 +319,8 @@ fn swap_core(core: &mut [u8], from: Form) {
     let is_v3 = core.get(4) == Some(&3);
     let flags2 = core.get(FLAGS2..).and_then(<[u8]>::first_chunk).copied().filter(|_| is_v3);
     let flags2 = flags2.map_or(0, |bytes| match from {
-        Form::Log => u64::from_le_bytes(bytes),
-        Form::Disk => u64::from_be_bytes(bytes),
+        CoreForm::Log => u64::from_le_bytes(bytes),
+        CoreForm::Disk => u64::from_be_bytes(bytes),
     });
     let mut swap = |at: usize, len: usize| {
         if let Some(number) = core.get_mut(at..at + len) {

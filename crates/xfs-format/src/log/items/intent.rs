@@ -22,7 +22,7 @@ struct ListFormat {
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
 #[repr(C)]
-pub struct XfsFreeExtent {
+pub struct XfsEfiExtent {
     /// Its first block.
     pub start: le::U64,
     /// Its blocks.
@@ -36,18 +36,18 @@ pub struct XfsFreeExtent {
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
 #[repr(C)]
-pub struct XfsPackedFreeExtent {
+pub struct XfsPackedEfiExtent {
     start: le::U64,
     count: le::U32,
 }
 
 /// The extents of an [`XfsFreeIntent`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum XfsFreeExtents<'a> {
+pub enum XfsEfiExtents<'a> {
     /// As 64-bit machines write them.
-    Wide(&'a [XfsFreeExtent]),
+    Wide(&'a [XfsEfiExtent]),
     /// As 32-bit machines wrote them.
-    Packed(&'a [XfsPackedFreeExtent]),
+    Packed(&'a [XfsPackedEfiExtent]),
 }
 
 /// Extents to be freed (`EFI`), or those that are (`EFD`).
@@ -56,7 +56,7 @@ pub struct XfsFreeIntent<'a> {
     /// The id of the intent.
     pub id: u64,
     /// The extents.
-    pub extents: XfsFreeExtents<'a>,
+    pub extents: XfsEfiExtents<'a>,
 }
 
 /// An intent with records (`RUI`, `CUI`, `BUI`).
@@ -117,8 +117,8 @@ struct ExchangeFormat {
 
 const _: () = {
     assert!(size_of::<ListFormat>() == 16 && align_of::<ListFormat>() == 1);
-    assert!(size_of::<XfsFreeExtent>() == 16 && align_of::<XfsFreeExtent>() == 1);
-    assert!(size_of::<XfsPackedFreeExtent>() == 12 && align_of::<XfsPackedFreeExtent>() == 1);
+    assert!(size_of::<XfsEfiExtent>() == 16 && align_of::<XfsEfiExtent>() == 1);
+    assert!(size_of::<XfsPackedEfiExtent>() == 12 && align_of::<XfsPackedEfiExtent>() == 1);
     assert!(size_of::<XfsMapExtent>() == 32 && align_of::<XfsMapExtent>() == 1);
     assert!(size_of::<XfsCountExtent>() == 16 && align_of::<XfsCountExtent>() == 1);
     assert!(size_of::<ExchangeFormat>() == 88 && align_of::<ExchangeFormat>() == 1);
@@ -285,7 +285,7 @@ impl ListFormat {
     }
 }
 
-impl XfsFreeExtents<'_> {
+impl XfsEfiExtents<'_> {
     /// The first block and the number of blocks of each.
     pub fn iter(&self) -> impl Iterator<Item = (FsBlock, u32)> {
         let (wide, packed) = match *self {
@@ -302,16 +302,16 @@ impl<'a> XfsFreeIntent<'a> {
     pub(super) fn parse(first: &'a [u8]) -> Result<Self, Malformed> {
         let (format, rest) = ListFormat::split(first)?;
         let count = format.count.get();
-        let wide = list(rest, count).map(XfsFreeExtents::Wide);
-        let extents = wide.or_else(|| list(rest, count).map(XfsFreeExtents::Packed));
+        let wide = list(rest, count).map(XfsEfiExtents::Wide);
+        let extents = wide.or_else(|| list(rest, count).map(XfsEfiExtents::Packed));
         let extents = extents.ok_or_else(|| format.problem(rest))?;
         Ok(Self { id: format.id.get(), extents })
     }
 
     pub(super) fn encode(&self, item: XfsItemType, to: &mut XfsLogVector) {
         let (count, bytes) = match self.extents {
-            XfsFreeExtents::Wide(wide) => (wide.len(), wide.as_bytes()),
-            XfsFreeExtents::Packed(packed) => (packed.len(), packed.as_bytes()),
+            XfsEfiExtents::Wide(wide) => (wide.len(), wide.as_bytes()),
+            XfsEfiExtents::Packed(packed) => (packed.len(), packed.as_bytes()),
         };
         to.push(&[ListFormat::new(item, self.id, count).as_bytes(), bytes]);
     }

@@ -16,8 +16,8 @@ pub use buffer::{
 };
 pub use inode::{CORE_SIZE, XfsInodeFields, XfsInodeItem, core_for_log};
 pub use intent::{
-    XfsCountExtent, XfsCountOp, XfsExchangeFlags, XfsExchangeIntent, XfsFreeExtent, XfsFreeExtents,
-    XfsFreeIntent, XfsIntent, XfsMapExtent, XfsMapOp, XfsPackedFreeExtent, XfsReverseOp,
+    XfsCountExtent, XfsCountOp, XfsEfiExtent, XfsEfiExtents, XfsExchangeFlags, XfsExchangeIntent,
+    XfsFreeIntent, XfsIntent, XfsMapExtent, XfsMapOp, XfsPackedEfiExtent, XfsReverseOp,
 };
 
 use zerocopy::little_endian as le;
