@@ -10,7 +10,7 @@ use offshoot_vfs::acl::{ACCESS, DEFAULT};
 use offshoot_vfs::{Errno, Error, Result, Structure};
 use offshoot_xfs_format::FileBlock;
 use offshoot_xfs_format::attr::short::ShortXattrs;
-use offshoot_xfs_format::attr::{XattrFlags, XattrValue, XfsXattr, acl};
+use offshoot_xfs_format::attr::{XattrContent, XattrFlags, XfsXattr, acl};
 use offshoot_xfs_format::hash::name_hash;
 use offshoot_xfs_format::remote::RemoteKind;
 
@@ -74,8 +74,7 @@ impl<'a> FileXattrs<'a> {
         let Some(mut walk) = self.walk(fork, hash)? else { return Ok(None) };
         loop {
             let buffer = walk.leaf.buffer.clone();
-            let view = buffer.attributes(self.buffers.geometry());
-            let view = view.map_err(|problem| self.buffers.damaged(&buffer, problem))?;
+            let view = buffer.attributes(self.buffers.geometry())?;
             let AttributeView::Leaf(leaf) = view else { return Ok(None) };
             if let Some((_, xattr)) = leaf.find(namespace, name) {
                 return self.value(fork, &xattr).map(Some);
@@ -99,9 +98,9 @@ impl<'a> FileXattrs<'a> {
 
     fn value(&self, fork: &LoadedFork, xattr: &XfsXattr<'_>) -> Result<Vec<u8>> {
         match xattr.value {
-            XattrValue::Local(value) => Ok(value.to_vec()),
-            XattrValue::Remote { len: 0, .. } => Ok(Vec::new()),
-            XattrValue::Remote { block, len } => {
+            XattrContent::Local(value) => Ok(value.to_vec()),
+            XattrContent::Remote { len: 0, .. } => Ok(Vec::new()),
+            XattrContent::Remote { block, len } => {
                 let kind = RemoteKind::AttrValue;
                 remote::read(self.buffers, fork, self.inode.ino, kind, block, len)
             }
@@ -126,8 +125,7 @@ impl<'a> FileXattrs<'a> {
         let Some(mut walk) = self.walk(fork, 0)? else { return Ok(()) };
         loop {
             let buffer = walk.leaf.buffer.clone();
-            let view = buffer.attributes(self.buffers.geometry());
-            let view = view.map_err(|problem| self.buffers.damaged(&buffer, problem))?;
+            let view = buffer.attributes(self.buffers.geometry())?;
             let AttributeView::Leaf(leaf) = view else { return Ok(()) };
             for xattr in leaf.xattrs(0) {
                 if self.show(fork, &xattr, visit)?.is_break() {

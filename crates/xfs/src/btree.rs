@@ -144,7 +144,7 @@ impl<'a> XfsTreeCursor<'a> {
     ) -> Result<()> {
         let bad = |problem| {
             let problem = Malformed::new(Structure::BtreeBlock, problem);
-            Err(self.buffers.damaged(&step.buffer, problem))
+            Err(step.buffer.damaged(problem))
         };
         if u32::from(block.header.level) != level {
             return bad(format!("level {level} expected, {} found", block.header.level));

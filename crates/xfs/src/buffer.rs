@@ -60,6 +60,8 @@ impl XfsBuffer {
 
     fn verify(&self, geometry: &XfsGeometry) -> Result<(), Malformed> {
         let bytes = self.bytes();
+        let expected =
+            |owner, block| DaExpected { place: self.place, owner: Some(owner), block: Some(block) };
         match self.role {
             BufferRole::FreeSpace(ag) => Agf::parse(bytes, geometry, ag).map(drop),
             BufferRole::Inodes(ag) => Agi::parse(bytes, geometry, ag).map(drop),
@@ -67,64 +69,87 @@ impl XfsBuffer {
             BufferRole::TreeBlock(tree, at, owner) => {
                 XfsBtreeBlock::verify(bytes, geometry, tree, at, owner).map(drop)
             }
-            BufferRole::Directory(..) => self.directory(geometry).map(drop),
-            BufferRole::Attributes(..) => self.attributes(geometry).map(drop),
+            BufferRole::Directory(owner, block) => {
+                self.verify_directory(geometry, &expected(owner, block))
+            }
+            BufferRole::Attributes(owner, block) => {
+                self.verify_attributes(geometry, &expected(owner, block))
+            }
         }
     }
 
-    fn expected(&self, owner: Ino, block: FileBlock) -> DaExpected {
-        DaExpected { place: self.place, owner: Some(owner), block: Some(block) }
-    }
-
-    /// The block as one of a directory, by its magic number.
-    pub(crate) fn directory(&self, geometry: &XfsGeometry) -> Result<DirectoryView<'_>, Malformed> {
-        let BufferRole::Directory(owner, block) = self.role else {
-            return Err(Malformed::new(Structure::DirectoryBlock, "it is no block of a directory"));
-        };
-        let (expected, bytes) = (self.expected(owner, block), self.bytes());
-        Ok(match DaKind::of_directory(geometry, bytes) {
-            Some(DaKind::DirBlock) => {
-                DirectoryView::Whole(DirBlock::parse(geometry, bytes, &expected)?)
-            }
-            Some(DaKind::DirData) => {
-                DirectoryView::Data(DirData::parse(geometry, bytes, &expected)?)
-            }
-            Some(kind @ (DaKind::DirLeaf | DaKind::DirNodeLeaf)) => {
-                DirectoryView::Leaf(DirLeaf::parse(geometry, kind, bytes, &expected)?)
-            }
-            Some(kind @ DaKind::DirNode) => {
-                DirectoryView::Node(DaNode::parse(geometry, kind, bytes, &expected)?)
-            }
-            _ => {
-                let problem = "it has the magic number of no block of a directory";
-                return Err(Malformed::new(Structure::DirectoryBlock, problem));
-            }
-        })
-    }
-
-    /// The block as one of an attribute fork, by its magic number.
-    pub(crate) fn attributes(
+    /// Proves a block of a directory, as what its magic number says.
+    fn verify_directory(
         &self,
         geometry: &XfsGeometry,
-    ) -> Result<AttributeView<'_>, Malformed> {
-        let BufferRole::Attributes(owner, block) = self.role else {
-            return Err(Malformed::new(Structure::AttributeBlock, "it is no block of attributes"));
-        };
-        let (expected, bytes) = (self.expected(owner, block), self.bytes());
-        Ok(match DaKind::of_attributes(geometry, bytes) {
-            Some(DaKind::AttrLeaf) => {
-                AttributeView::Leaf(XattrLeaf::parse(geometry, bytes, &expected)?)
+        expected: &DaExpected,
+    ) -> Result<(), Malformed> {
+        let bytes = self.bytes();
+        match DaKind::of_directory(geometry, bytes) {
+            Some(DaKind::DirBlock) => DirBlock::parse(geometry, bytes, expected).map(drop),
+            Some(DaKind::DirData) => DirData::parse(geometry, bytes, expected).map(drop),
+            Some(kind @ (DaKind::DirLeaf | DaKind::DirNodeLeaf)) => {
+                DirLeaf::parse(geometry, kind, bytes, expected).map(drop)
             }
+            Some(kind @ DaKind::DirNode) => {
+                DaNode::parse(geometry, kind, bytes, expected).map(drop)
+            }
+            _ => Err(Malformed::new(Structure::DirectoryBlock, NO_MAGIC)),
+        }
+    }
+
+    /// Proves a block of an attribute fork, as what its magic number says.
+    fn verify_attributes(
+        &self,
+        geometry: &XfsGeometry,
+        expected: &DaExpected,
+    ) -> Result<(), Malformed> {
+        let bytes = self.bytes();
+        match DaKind::of_attributes(geometry, bytes) {
+            Some(DaKind::AttrLeaf) => XattrLeaf::parse(geometry, bytes, expected).map(drop),
             Some(kind @ DaKind::AttrNode) => {
-                AttributeView::Node(DaNode::parse(geometry, kind, bytes, &expected)?)
+                DaNode::parse(geometry, kind, bytes, expected).map(drop)
             }
-            _ => {
-                let problem = "it has the magic number of no block of attributes";
-                return Err(Malformed::new(Structure::AttributeBlock, problem));
+            _ => Err(Malformed::new(Structure::AttributeBlock, NO_MAGIC)),
+        }
+    }
+
+    /// A view of a block that was verified as one of a directory.
+    pub(crate) fn directory(&self, geometry: &XfsGeometry) -> Result<DirectoryView<'_>> {
+        let bytes = self.bytes();
+        let view = match DaKind::of_directory(geometry, bytes) {
+            Some(DaKind::DirBlock) => DirBlock::view(geometry, bytes).map(DirectoryView::Whole),
+            Some(DaKind::DirData) => DirData::view(geometry, bytes).map(DirectoryView::Data),
+            Some(kind @ DaKind::DirNode) => {
+                DaNode::view(geometry, kind, bytes).map(DirectoryView::Node)
             }
-        })
+            kind => DirLeaf::view(geometry, kind.unwrap_or(DaKind::DirLeaf), bytes)
+                .map(DirectoryView::Leaf),
+        };
+        view.map_err(|problem| self.damaged(problem))
+    }
+
+    /// A view of a block that was verified as one of an attribute fork.
+    pub(crate) fn attributes(&self, geometry: &XfsGeometry) -> Result<AttributeView<'_>> {
+        let bytes = self.bytes();
+        let view = match DaKind::of_attributes(geometry, bytes) {
+            Some(kind @ DaKind::AttrNode) => {
+                DaNode::view(geometry, kind, bytes).map(AttributeView::Node)
+            }
+            _ => XattrLeaf::view(geometry, bytes).map(AttributeView::Leaf),
+        };
+        view.map_err(|problem| self.damaged(problem))
+    }
+
+    /// The error about the buffer.
+    #[cold]
+    pub(crate) fn damaged(&self, problem: Malformed) -> Error {
+        damaged_at(self.place, problem)
     }
 }
+
+/// What is wrong with a block that has the magic number of no block of its kind.
+const NO_MAGIC: &str = "its magic number is that of no such block";
 
 /// A verified block of a directory.
 pub(crate) enum DirectoryView<'a> {
@@ -228,14 +253,8 @@ impl XfsBuffers {
         }
         let place = runs.first().map_or(BasicBlock(0), |run| run.at);
         let buffer = XfsBuffer { role, place, bytes };
-        buffer.verify(&self.geometry).map_err(|problem| self.damaged(&buffer, problem))?;
+        buffer.verify(&self.geometry).map_err(|problem| buffer.damaged(problem))?;
         Ok(Arc::new(buffer))
-    }
-
-    /// The error about a buffer.
-    #[cold]
-    pub(crate) fn damaged(&self, buffer: &XfsBuffer, problem: Malformed) -> Error {
-        damaged_at(buffer.place, problem)
     }
 
     #[cold]

@@ -50,22 +50,17 @@ impl<'a> HashTree<'a> {
         self.block(at)?.ok_or_else(|| self.fork.damaged(format!("block {at} is not there")))
     }
 
-    /// The error about one of its blocks.
-    pub(crate) fn damaged(&self, buffer: &XfsBuffer, problem: Malformed) -> Error {
-        self.buffers.damaged(buffer, problem)
-    }
-
     /// The block as a node; `None` when it is a leaf.
     fn node<'b>(&self, buffer: &'b XfsBuffer) -> Result<Option<DaNode<'b>>> {
         let geometry = self.buffers.geometry();
         let node = if self.is_directory {
-            match buffer.directory(geometry).map_err(|e| self.damaged(buffer, e))? {
+            match buffer.directory(geometry)? {
                 DirectoryView::Node(node) => Some(node),
                 DirectoryView::Leaf(_) => None,
                 _ => return Err(self.bad(buffer, "it is neither a node nor a leaf")),
             }
         } else {
-            match buffer.attributes(geometry).map_err(|e| self.damaged(buffer, e))? {
+            match buffer.attributes(geometry)? {
                 AttributeView::Node(node) => Some(node),
                 AttributeView::Leaf(_) => None,
             }
@@ -80,7 +75,7 @@ impl<'a> HashTree<'a> {
         } else {
             offshoot_vfs::Structure::AttributeBlock
         };
-        self.damaged(buffer, Malformed::new(structure, problem))
+        buffer.damaged(Malformed::new(structure, problem))
     }
 
     /// The first leaf below the root at `root` that may have `hash`; `None` when all hashes are

@@ -90,7 +90,7 @@ impl<'a> OpenDirectory<'a> {
         if size <= self.geometry().dir_block_size() as u64 {
             let buffer = self.tree.require(FileBlock(0))?;
             if let DirectoryView::Whole(block) = self.view(&buffer)? {
-                let found = block.find(name).map_err(|e| self.tree.damaged(&buffer, e))?;
+                let found = block.find(name).map_err(|e| buffer.damaged(e))?;
                 return Ok(found.map(|entry| entry.ino));
             }
         }
@@ -122,17 +122,17 @@ impl<'a> OpenDirectory<'a> {
         let DirectoryView::Data(data) = self.view(&buffer)? else {
             return Err(self.bad(&buffer, "a leaf leads to a block without entries"));
         };
-        let entry = data.entry(offset).map_err(|e| self.tree.damaged(&buffer, e))?;
+        let entry = data.entry(offset).map_err(|e| buffer.damaged(e))?;
         Ok((entry.name == name).then_some(entry.ino))
     }
 
     fn view<'b>(&self, buffer: &'b XfsBuffer) -> Result<DirectoryView<'b>> {
-        buffer.directory(self.geometry()).map_err(|problem| self.tree.damaged(buffer, problem))
+        buffer.directory(self.geometry())
     }
 
     #[cold]
     fn bad(&self, buffer: &XfsBuffer, problem: &'static str) -> Error {
-        self.tree.damaged(buffer, Malformed::new(Structure::DirectoryBlock, problem))
+        buffer.damaged(Malformed::new(Structure::DirectoryBlock, problem))
     }
 
     /// Calls `visit` for the entries behind `after`, without `.` and `..`.

@@ -6,10 +6,11 @@ use std::sync::Arc;
 
 use offshoot_device::BlockDevice;
 use offshoot_vfs::{Code, Error, Malformed, Result, Structure};
+use offshoot_xfs_format::features::{XfsHindrance, XfsIncompat, XfsObstacleKind};
 use offshoot_xfs_format::geometry::XfsGeometry;
 use offshoot_xfs_format::ids::BASIC_BLOCK;
 use offshoot_xfs_format::log::{XfsLogRing, ends};
-use offshoot_xfs_format::superblock::{XfsHindrance, XfsIncompat, XfsObstacleKind, XfsSuperblock};
+use offshoot_xfs_format::superblock::XfsSuperblock;
 
 use crate::buffer::XfsBuffers;
 use crate::options::XfsOptions;
