@@ -30,6 +30,9 @@ const NAMESPACES: [(&[u8], XattrFlags); 3] = [
 /// The access control lists: the name of system calls, and that of the disk.
 const LISTS: [(&[u8], &[u8]); 2] = [(ACCESS, acl::ACCESS), (DEFAULT, acl::DEFAULT)];
 
+/// Gets the name and the value of an attribute.
+pub(crate) type XattrVisitor<'a> = dyn FnMut(&[u8], &[u8]) -> ControlFlow<()> + 'a;
+
 /// The attributes of a file.
 pub(crate) struct FileXattrs<'a> {
     buffers: &'a XfsBuffers,
@@ -108,11 +111,7 @@ impl<'a> FileXattrs<'a> {
     }
 
     /// Calls `visit` with the name and the value of each attribute until it breaks.
-    #[expect(clippy::type_complexity, reason = "it is that of the trait")]
-    pub(crate) fn list(
-        &self,
-        visit: &mut dyn FnMut(&[u8], &[u8]) -> ControlFlow<()>,
-    ) -> Result<()> {
+    pub(crate) fn list(&self, visit: &mut XattrVisitor<'_>) -> Result<()> {
         let Some(fork) = &self.inode.attributes else { return Ok(()) };
         if let Some(short) = short(fork)? {
             for xattr in &short.list {
@@ -142,7 +141,7 @@ impl<'a> FileXattrs<'a> {
         &self,
         fork: &LoadedFork,
         xattr: &XfsXattr<'_>,
-        visit: &mut dyn FnMut(&[u8], &[u8]) -> ControlFlow<()>,
+        visit: &mut XattrVisitor<'_>,
     ) -> Result<ControlFlow<()>> {
         if xattr.flags.contains(XattrFlags::INCOMPLETE) {
             return Ok(ControlFlow::Continue(()));

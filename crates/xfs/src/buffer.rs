@@ -266,6 +266,6 @@ impl XfsBuffers {
 /// The error about a structure at a place.
 #[cold]
 pub(crate) fn damaged_at(place: BasicBlock, problem: Malformed) -> Error {
-    let text = format!("at byte {}: {}", place.bytes(), problem.problem);
-    Error::corrupt(problem.structure, text)
+    let Malformed { structure, problem } = problem;
+    Error::corrupt(structure, format!("at byte {}: {problem}", place.bytes()))
 }

@@ -25,14 +25,14 @@ use crate::inode::fork::ForkContents;
 use crate::inode::{LoadedInode, XfsInodes, file_id};
 
 /// A directory that is read.
-pub(crate) struct OpenDirectory<'a> {
+pub(crate) struct XfsDirectory<'a> {
     buffers: &'a XfsBuffers,
     inodes: &'a XfsInodes,
     inode: &'a LoadedInode,
     tree: HashTree<'a>,
 }
 
-impl<'a> OpenDirectory<'a> {
+impl<'a> XfsDirectory<'a> {
     /// The directory with this inode; `ENOTDIR` when it is none.
     pub(crate) fn new(
         buffers: &'a XfsBuffers,
@@ -120,7 +120,7 @@ impl<'a> OpenDirectory<'a> {
         let (block, offset) = cookie.split(self.geometry());
         let buffer = self.tree.require(block)?;
         let DirectoryView::Data(data) = self.view(&buffer)? else {
-            return Err(self.bad(&buffer, "a leaf leads to a block without entries"));
+            return Err(bad(&buffer, "a leaf leads to a block without entries"));
         };
         let entry = data.entry(offset).map_err(|e| buffer.damaged(e))?;
         Ok((entry.name == name).then_some(entry.ino))
@@ -128,11 +128,6 @@ impl<'a> OpenDirectory<'a> {
 
     fn view<'b>(&self, buffer: &'b XfsBuffer) -> Result<DirectoryView<'b>> {
         buffer.directory(self.geometry())
-    }
-
-    #[cold]
-    fn bad(&self, buffer: &XfsBuffer, problem: &'static str) -> Error {
-        buffer.damaged(Malformed::new(Structure::DirectoryBlock, problem))
     }
 
     /// Calls `visit` for the entries behind `after`, without `.` and `..`.
@@ -186,7 +181,7 @@ impl<'a> OpenDirectory<'a> {
             let data = match &view {
                 DirectoryView::Whole(block) => &block.data,
                 DirectoryView::Data(data) => data,
-                _ => return Err(self.bad(&buffer, "it is in the place of a block with entries")),
+                _ => return Err(bad(&buffer, "it is in the place of a block with entries")),
             };
             if self.visit_block(block, data, after, visit)?.is_break() {
                 return Ok(());
@@ -242,4 +237,9 @@ impl<'a> OpenDirectory<'a> {
         })?;
         Ok(name)
     }
+}
+
+#[cold]
+fn bad(buffer: &XfsBuffer, problem: &'static str) -> Error {
+    buffer.damaged(Malformed::new(Structure::DirectoryBlock, problem))
 }

@@ -13,12 +13,12 @@ use offshoot_xfs_format::{AgNumber, Ino, XfsGeometry};
 
 use crate::attr::FileXattrs;
 use crate::data::FileContent;
-use crate::dir::OpenDirectory;
+use crate::dir::XfsDirectory;
 use crate::group;
 use crate::inode::{LoadedInode, XfsInodes, file_id};
 use crate::options::XfsOptions;
 use crate::symlink;
-use crate::volume::{self, OpenedVolume};
+use crate::volume::{self, OpenedXfs};
 
 /// The blocks of each group that the kernel keeps free, so that its trees of free space can be
 /// changed.
@@ -27,7 +27,7 @@ const KEPT_BLOCKS: u64 = 8;
 /// An XFS volume that is open for reading.
 #[derive(Debug)]
 pub struct XfsVolume {
-    volume: OpenedVolume,
+    volume: OpenedXfs,
     root: Ino,
     inodes: XfsInodes,
     read_ahead: ReadAheads,
@@ -112,10 +112,10 @@ impl XfsVolume {
     fn in_directory<T>(
         &self,
         dir: FileId,
-        read: impl FnOnce(&OpenDirectory<'_>) -> Result<T>,
+        read: impl FnOnce(&XfsDirectory<'_>) -> Result<T>,
     ) -> Result<T> {
         let inode = self.inode(dir)?;
-        OpenDirectory::new(&self.volume.buffers, &self.inodes, &inode)
+        XfsDirectory::new(&self.volume.buffers, &self.inodes, &inode)
             .and_then(|directory| read(&directory))
             .map_err(of(dir))
     }
@@ -169,11 +169,10 @@ impl FileSystem for XfsVolume {
     }
 
     fn parent(&self, dir: FileId) -> Result<Option<Parent>> {
-        let above = self.in_directory(dir, |directory| directory.above())?;
+        let above = self.in_directory(dir, |directory| directory.above().map(file_id))?;
         if dir == self.root() {
             return Ok(None);
         }
-        let above = file_id(above);
         let name = self.in_directory(above, |directory| directory.name_of(Ino(dir.ino)))?;
         let name = name.ok_or_else(|| {
             let problem = format!("{above} is above it, and has no name for it");

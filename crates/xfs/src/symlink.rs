@@ -16,13 +16,13 @@ pub(crate) fn target(buffers: &XfsBuffers, inode: &LoadedInode) -> Result<Vec<u8
         let what = format!("{} is not a symbolic link", inode.file());
         return Err(Error::posix(Errno::INVAL, what));
     }
-    let target = match &inode.data.contents {
-        ForkContents::Local(target) => target.to_vec(),
-        _ => {
-            let len = usize::try_from(inode.core.size.get()).unwrap_or(usize::MAX).min(MAX_LEN + 1);
-            let kind = RemoteKind::SymlinkTarget;
-            remote::read(buffers, &inode.data, inode.ino, kind, FileBlock(0), len)?
-        }
+    let target = if let ForkContents::Local(target) = &inode.data.contents {
+        target.to_vec()
+    } else {
+        // The check of the inode bounds the size of a link, but for 0 in one without a name.
+        let len = usize::try_from(inode.core.size.get()).unwrap_or(usize::MAX).clamp(1, MAX_LEN);
+        let kind = RemoteKind::SymlinkTarget;
+        remote::read(buffers, &inode.data, inode.ino, kind, FileBlock(0), len)?
     };
     check(&target).map_err(|problem| Error::corrupt(Structure::SymlinkBlock, problem.problem))?;
     Ok(target)

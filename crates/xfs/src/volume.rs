@@ -18,7 +18,7 @@ use crate::report::{XfsReport, tell};
 
 /// A volume whose superblock and log were looked at.
 #[derive(Debug)]
-pub(crate) struct OpenedVolume {
+pub(crate) struct OpenedXfs {
     pub(crate) superblock: XfsSuperblock,
     pub(crate) buffers: XfsBuffers,
     /// Whether the log says that the volume was unmounted, so that its counters are right.
@@ -26,7 +26,7 @@ pub(crate) struct OpenedVolume {
 }
 
 /// Opens the volume on `device` for reading.
-pub(crate) fn open(device: Arc<dyn BlockDevice>, options: &XfsOptions) -> Result<OpenedVolume> {
+pub(crate) fn open(device: Arc<dyn BlockDevice>, options: &XfsOptions) -> Result<OpenedXfs> {
     let reporter = options.reporter.as_ref();
     let superblock = superblock::read(&*device, reporter)?;
     let obstacles = superblock.fields.obstacles();
@@ -51,7 +51,7 @@ pub(crate) fn open(device: Arc<dyn BlockDevice>, options: &XfsOptions) -> Result
     } else {
         tell(reporter, &XfsReport::LogIgnored);
     }
-    Ok(OpenedVolume { superblock, buffers, is_clean })
+    Ok(OpenedXfs { superblock, buffers, is_clean })
 }
 
 /// What a user can do about a log that is not replayed.
@@ -70,7 +70,7 @@ fn require_clean_log(superblock: &XfsSuperblock, buffers: &XfsBuffers) -> Result
     let ends = XfsLogRing::of(geometry)
         .map_err(|problem| LogFailure::from(problem).0)
         .and_then(|ring| find_ends(ring, uuid, geometry, buffers))
-        .map_err(|error| in_log(error))?;
+        .map_err(in_log)?;
     if ends.is_clean {
         return Ok(());
     }

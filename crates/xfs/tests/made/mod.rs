@@ -42,6 +42,8 @@ pub struct KernelMount {
 impl Drop for KernelMount {
     fn drop(&mut self) {
         if let Err(error) = try_run("umount", &[&self.point]) {
+            // A file that is still open keeps the mount busy, but not for the next program.
+            let _ = try_run("umount", &["-l".as_ref(), self.point.as_os_str()]);
             assert!(std::thread::panicking(), "unmounting: {error}");
             eprintln!("unmounting: {error}");
         }

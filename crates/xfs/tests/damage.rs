@@ -1,0 +1,239 @@
+//! Damaged volumes: every call ends, without a panic. With wrong checksums it gives an error or
+//! what the volume held; with checksums that were made right again, or in version 4, which has
+//! none, it may give anything.
+
+mod made;
+
+use std::collections::{BTreeMap, HashSet};
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use made::{Filling, MadeXfs, can_mount, fill};
+use offshoot_device::{BlockDevice, FileDevice, MemoryDevice};
+use offshoot_testkit::random::{Random, seed_of_run};
+use offshoot_vfs::{FileId, FileSystem, FileType, Result};
+use offshoot_xfs::{XfsOptions, XfsVolume};
+use offshoot_xfs_format::XfsGeometry;
+use offshoot_xfs_format::csum;
+use offshoot_xfs_format::superblock::XfsSuperblock;
+
+/// What each path shows, or the error.
+type Shown = BTreeMap<Vec<u8>, std::result::Result<String, String>>;
+
+/// Everything that a file shows. Of data, and of many attributes, only a part is read.
+fn show(fs: &dyn FileSystem, file: FileId) -> Result<String> {
+    let attr = fs.attr(file)?;
+    let mut text = format!("{attr:?}");
+    fs.xattrs(file, &mut |name, value| {
+        text += &format!(" {}={}", name.escape_ascii(), value.escape_ascii());
+        ControlFlow::Continue(())
+    })?;
+    fs.xattr(file, b"user.number 8").map(drop).or_else(is_posix)?;
+    match attr.file_type {
+        FileType::Regular => {
+            let mut bytes = vec![0; 100_000];
+            let count = fs.read(file, 0, &mut bytes)?;
+            text += &format!(" {:x}", crc32(&bytes[..count]));
+            for offset in [0, 1 << 20, attr.size / 2] {
+                text += &format!(" {:?}", fs.next_data(file, offset)?);
+            }
+            let mut left = 20;
+            let read = fs.read_data(file, 0..attr.size, &mut |at, bytes| {
+                text += &format!(" {at}+{}", bytes.len());
+                left -= 1;
+                let error = || offshoot_vfs::Error::posix(offshoot_vfs::Errno::INTR, "enough");
+                if left == 0 { Err(error()) } else { Ok(()) }
+            });
+            read.or_else(is_posix)?;
+        }
+        FileType::Symlink => text += &fs.read_link(file)?.escape_ascii().to_string(),
+        _ => {}
+    }
+    Ok(text)
+}
+
+/// Lets errors of the kind POSIX pass.
+fn is_posix(error: offshoot_vfs::Error) -> Result<()> {
+    if matches!(error, offshoot_vfs::Error::Posix { .. }) { Ok(()) } else { Err(error) }
+}
+
+fn crc32(bytes: &[u8]) -> u32 {
+    bytes.iter().fold(0, |sum: u32, &byte| sum.rotate_left(5) ^ u32::from(byte))
+}
+
+/// Everything that a volume shows; each directory once, and so many entries.
+fn survey(fs: &dyn FileSystem) -> Shown {
+    let mut shown = Shown::new();
+    let mut seen = HashSet::new();
+    let mut stack = vec![(b"/".to_vec(), fs.root())];
+    let mut left = 20_000;
+    while let Some((path, file)) = stack.pop() {
+        let text = show(fs, file);
+        let is_directory = fs.attr(file).is_ok_and(|attr| attr.file_type == FileType::Directory);
+        if is_directory && seen.insert(file) {
+            let mut names = Vec::new();
+            let read = fs.read_dir(file, 0, &mut |entry| {
+                names.push((entry.name.to_vec(), entry.file));
+                left -= 1;
+                if left > 0 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+            });
+            if let Err(error) = read.and_then(|()| fs.parent(file).map(drop)) {
+                shown.insert([&path[..], b"/"].concat(), Err(error.to_string()));
+            }
+            for (index, (name, below)) in names.into_iter().enumerate() {
+                let below_path = [&path[..], b"/", &name].concat();
+                // Looking all names up would take most of the time.
+                if index % 16 == 0
+                    && let Err(error) = fs.lookup(file, &name)
+                {
+                    shown.insert([&below_path[..], b"?"].concat(), Err(error.to_string()));
+                }
+                stack.push((below_path, below));
+            }
+        }
+        shown.insert(path, text.map_err(|error| error.to_string()));
+        if left <= 0 {
+            break;
+        }
+    }
+    shown
+}
+
+/// A piece of metadata: where it is, and where its checksum is in it.
+#[derive(Clone, Copy, Debug)]
+struct SealedUnit {
+    at: u64,
+    len: usize,
+    crc: usize,
+}
+
+/// The metadata of a volume, by magic numbers. In version 4 `crc` is not used.
+fn units(device: &dyn BlockDevice, geometry: &XfsGeometry) -> Vec<SealedUnit> {
+    let mut units = Vec::new();
+    let log = geometry.log_start;
+    let log = geometry.place_of(log).unwrap().bytes();
+    let log = log..log + (u64::from(geometry.log_blocks) << geometry.block_log);
+    let mut bytes = vec![0; 1 << 20];
+    for start in (0..device.size_bytes()).step_by(bytes.len()) {
+        device.read_at(start, &mut bytes).unwrap();
+        if bytes.iter().all(|&byte| byte == 0) {
+            continue;
+        }
+        for (index, sector) in bytes.chunks_exact(512).enumerate() {
+            let at = start + index as u64 * 512;
+            let (block, size) = (geometry.block_size(), geometry.sector_size());
+            let (len, crc) = match (&sector[..4], &sector[8..10]) {
+                (b"XFSB", _) => (size, 224),
+                (b"XAGF", _) => (size, 216),
+                (b"XAGI", _) => (size, 312),
+                (b"AB3B" | b"AB3C" | b"IAB3" | b"FIB3", _) => (block, 52),
+                (b"ABTB" | b"ABTC" | b"IABT" | b"BMAP", _) => (block, 0),
+                (b"BMA3", _) => (block, 64),
+                (b"XDB3" | b"XDD3" | b"XDF3", _) => (geometry.dir_block_size(), 4),
+                (b"XD2B" | b"XD2D" | b"XD2F", _) => (geometry.dir_block_size(), 0),
+                (b"XARM" | b"XSLM", _) => (block, 12),
+                ([b'I', b'N', ..], _) => (geometry.inode_size(), 100),
+                (_, [0x3d, 0xf1 | 0xff] | [0x3e, 0xbe] | [0x3b, 0xee]) => (block, 12),
+                (_, [0xd2, 0xf1 | 0xff] | [0xfe, 0xbe] | [0xfb, 0xee]) => (block, 0),
+                _ => continue,
+            };
+            if !log.contains(&at) {
+                units.push(SealedUnit { at, len, crc });
+            }
+        }
+    }
+    units
+}
+
+/// Opens and reads damaged versions of a volume for some seconds. Returns how often there was an
+/// error.
+fn damage(made: &MadeXfs, reseals: bool, is_checked: bool) {
+    let device: Arc<dyn BlockDevice> = Arc::new(FileDevice::open(&made.image()).unwrap());
+    let open = |device| {
+        let options = XfsOptions { is_log_ignored: true, ..XfsOptions::default() };
+        XfsVolume::open(device, &options)
+    };
+    let mut sector = vec![0; 4096];
+    device.read_at(0, &mut sector).unwrap();
+    let geometry = XfsSuperblock::parse(&sector).unwrap().geometry;
+    let units = units(&*device, &geometry);
+    let original = survey(&*open(device.clone()).unwrap());
+    assert!(original.len() > 100 && original.values().all(Result::is_ok), "{original:?}");
+    let mut random = Random::new(seed_of_run());
+    let (mut errors, mut rounds) = (0, 0);
+    let end = Instant::now() + Duration::from_secs(8);
+    while Instant::now() < end {
+        rounds += 1;
+        let damaged: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::over(device.clone()));
+        let mut changes = Vec::new();
+        for _ in 0..=random.below(3) {
+            let unit = units[usize::try_from(random.below(units.len() as u64)).unwrap()];
+            let mut bytes = vec![0; unit.len];
+            damaged.read_at(unit.at, &mut bytes).unwrap();
+            for _ in 0..=random.below(4) {
+                // Headers are where most fields are.
+                let most = if random.below(2) == 0 { 100 } else { unit.len as u64 };
+                let place = usize::try_from(random.below(most)).unwrap();
+                let value = match random.below(4) {
+                    0 => 0,
+                    1 => 0xff,
+                    2 => bytes[place] ^ 1 << random.below(8),
+                    _ => u8::try_from(random.below(256)).unwrap(),
+                };
+                changes.push((unit, place, bytes[place], value));
+                bytes[place] = value;
+            }
+            if reseals {
+                csum::store(&mut bytes, unit.crc);
+            }
+            damaged.write_at(unit.at, &bytes).unwrap();
+        }
+        let started = Instant::now();
+        let shown = match open(damaged) {
+            Ok(fs) => {
+                let _ = fs.statfs();
+                survey(&*fs)
+            }
+            Err(_) => {
+                errors += 1;
+                continue;
+            }
+        };
+        assert!(started.elapsed() < Duration::from_secs(20), "{changes:?}");
+        let has_error = shown.values().any(Result::is_err);
+        errors += u32::from(has_error);
+        if is_checked {
+            for (path, text) in shown.iter().filter(|(_, text)| text.is_ok()) {
+                assert_eq!(Some(text), original.get(path), "{changes:?}");
+            }
+            assert!(has_error || shown == original, "{changes:?}");
+        }
+    }
+    eprintln!("{errors} of {rounds} damaged volumes gave errors");
+    assert!(rounds > 10 && errors > 0);
+}
+
+const FILLING: Filling = Filling { names: 1500, extents: 300, has_reflink: true };
+
+fn filled() -> MadeXfs {
+    let made = MadeXfs::new(512, &["-b", "size=1024"]);
+    let mount = made.mount("rw");
+    fill(mount.path(), seed_of_run(), FILLING);
+    drop(mount);
+    made
+}
+
+#[test]
+fn wrong_checksums_give_errors_or_what_was_there() {
+    if can_mount() {
+        damage(&filled(), false, true);
+    }
+}
+
+#[test]
+fn damage_with_right_checksums_ends_without_a_panic() {
+    if can_mount() {
+        damage(&filled(), true, false);
+    }
+}
