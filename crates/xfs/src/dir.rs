@@ -225,17 +225,28 @@ impl<'a> XfsDirectory<'a> {
         Ok(Some((block, buffer)))
     }
 
-    /// The name of the entry that leads to `ino`.
-    pub(crate) fn name_of(&self, ino: Ino) -> Result<Option<Vec<u8>>> {
-        let mut name = None;
-        self.entries(0, &mut |_, entry| {
+    /// The position and the name of an entry that leads to `ino`. The search begins a block before
+    /// the position `near`: a walk asks for directories in their order or against it.
+    pub(crate) fn name_of(&self, ino: Ino, near: u64) -> Result<Option<(u64, Vec<u8>)>> {
+        let block = (self.geometry().dir_block_size() / ALIGN) as u64;
+        let start = near.saturating_sub(block) / block * block;
+        let mut found = self.name_from(ino, start)?;
+        if found.is_none() && start > 0 {
+            found = self.name_from(ino, 0)?;
+        }
+        Ok(found)
+    }
+
+    fn name_from(&self, ino: Ino, after: u64) -> Result<Option<(u64, Vec<u8>)>> {
+        let mut found = None;
+        self.entries(after, &mut |cookie, entry| {
             if entry.ino != ino {
                 return Ok(ControlFlow::Continue(()));
             }
-            name = Some(entry.name.to_vec());
+            found = Some((cookie, entry.name.to_vec()));
             Ok(ControlFlow::Break(()))
         })?;
-        Ok(name)
+        Ok(found)
     }
 }
 

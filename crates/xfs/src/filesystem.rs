@@ -10,6 +10,7 @@ use offshoot_vfs::{
     VolumeVersion,
 };
 use offshoot_xfs_format::{AgNumber, Ino, XfsGeometry};
+use quick_cache::sync::Cache;
 
 use crate::attr::FileXattrs;
 use crate::data::FileContent;
@@ -31,7 +32,12 @@ pub struct XfsVolume {
     root: Ino,
     inodes: XfsInodes,
     read_ahead: ReadAheads,
+    /// The position in a directory where the name of a directory in it was found last.
+    positions: Cache<Ino, u64>,
 }
+
+/// The directories of which a position is kept.
+const POSITIONS: usize = 1024;
 
 /// The last reads, without a text for debugging.
 #[derive(Default)]
@@ -63,7 +69,8 @@ impl XfsVolume {
                 Error::corrupt(Structure::Superblock, "it names no root directory")
             })?;
         let inodes = XfsInodes::new(options.cache_bytes / 4);
-        let volume = Self { volume, root, inodes, read_ahead: ReadAheads::default() };
+        let (read_ahead, positions) = (ReadAheads::default(), Cache::new(POSITIONS));
+        let volume = Self { volume, root, inodes, read_ahead, positions };
         let root = file_id(root);
         volume
             .inode(root)?
@@ -134,10 +141,9 @@ impl XfsVolume {
 
     fn free_blocks(&self) -> Result<u64> {
         let fields = &self.volume.superblock.fields;
-        if self.volume.is_clean {
+        if self.volume.has_counters {
             return Ok(fields.fdblocks.get());
         }
-        // Without the log the counters of the superblock are those of some time before.
         let groups = 0..self.geometry().ag_count;
         groups.map(|ag| group::free_blocks(&self.volume.buffers, AgNumber(ag))).sum()
     }
@@ -173,11 +179,14 @@ impl FileSystem for XfsVolume {
         if dir == self.root() {
             return Ok(None);
         }
-        let name = self.in_directory(above, |directory| directory.name_of(Ino(dir.ino)))?;
-        let name = name.ok_or_else(|| {
+        let (ino, near) = (Ino(above.ino), self.positions.get(&Ino(above.ino)));
+        let found = self
+            .in_directory(above, |directory| directory.name_of(Ino(dir.ino), near.unwrap_or(0)))?;
+        let (position, name) = found.ok_or_else(|| {
             let problem = format!("{above} is above it, and has no name for it");
             Error::corrupt(Structure::Directory, problem).in_file(dir)
         })?;
+        self.positions.insert(ino, position);
         Ok(Some(Parent { dir: above, name }))
     }
 

@@ -15,20 +15,21 @@ use offshoot_xfs_format::superblock::XfsSuperblock;
 use crate::buffer::XfsBuffers;
 use crate::options::XfsOptions;
 use crate::report::{XfsReport, tell};
+use superblock::FoundSuperblock;
 
 /// A volume whose superblock and log were looked at.
 #[derive(Debug)]
 pub(crate) struct OpenedXfs {
     pub(crate) superblock: XfsSuperblock,
     pub(crate) buffers: XfsBuffers,
-    /// Whether the log says that the volume was unmounted, so that its counters are right.
-    pub(crate) is_clean: bool,
+    /// Whether the counters of the superblock are right.
+    pub(crate) has_counters: bool,
 }
 
 /// Opens the volume on `device` for reading.
 pub(crate) fn open(device: Arc<dyn BlockDevice>, options: &XfsOptions) -> Result<OpenedXfs> {
     let reporter = options.reporter.as_ref();
-    let superblock = superblock::read(&*device, reporter)?;
+    let FoundSuperblock { superblock, is_first } = superblock::read(&*device, reporter)?;
     let obstacles = superblock.fields.obstacles();
     if let Some(obstacle) =
         obstacles.iter().find(|obstacle| obstacle.kind.hindrance() == XfsHindrance::Reading)
@@ -45,13 +46,13 @@ pub(crate) fn open(device: Arc<dyn BlockDevice>, options: &XfsOptions) -> Result
         tell(reporter, &XfsReport::ShortDevice { device, size_bytes, expected_bytes });
     }
     let buffers = XfsBuffers::new(device, geometry, options.cache_bytes);
-    let is_clean = !options.is_log_ignored;
-    if is_clean {
-        require_clean_log(&superblock, &buffers)?;
-    } else {
+    if options.is_log_ignored {
         tell(reporter, &XfsReport::LogIgnored);
+    } else {
+        require_clean_log(&superblock, &buffers)?;
     }
-    Ok(OpenedXfs { superblock, buffers, is_clean })
+    let has_counters = is_first && !options.is_log_ignored;
+    Ok(OpenedXfs { superblock, buffers, has_counters })
 }
 
 /// What a user can do about a log that is not replayed.

@@ -9,7 +9,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use made::{Filling, MadeXfs, can_mount, fill};
+use made::{CopiedTree, Filling, MadeXfs, can_mount, fill};
 use offshoot_device::{BlockDevice, FileDevice, MemoryDevice};
 use offshoot_testkit::random::{Random, seed_of_run};
 use offshoot_vfs::{FileId, FileSystem, FileType, Result};
@@ -235,5 +235,13 @@ fn wrong_checksums_give_errors_or_what_was_there() {
 fn damage_with_right_checksums_ends_without_a_panic() {
     if can_mount() {
         damage(&filled(), true, false);
+    }
+}
+
+#[test]
+fn damage_without_checksums_ends_without_a_panic() {
+    if can_mount() {
+        let options = ["-m", "crc=0", "-b", "size=1024", "-i", "size=256"];
+        damage(&CopiedTree::volume(&options, 1500).0, false, false);
     }
 }

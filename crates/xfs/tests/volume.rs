@@ -8,11 +8,11 @@ use std::ffi::OsStr;
 use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::ops::ControlFlow;
-use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use made::{Filling, MadeXfs, can_mount, fill};
+use made::{CopiedTree, Filling, MadeXfs, can_mount, fill};
 use offshoot_testkit::compare::{Aspect, Compare};
 use offshoot_testkit::host::HostFilesystem;
 use offshoot_testkit::random::{Random, seed_of_run};
@@ -246,64 +246,11 @@ fn numbers_above_32_bits() {
     assert!(outcome.differences.is_empty(), "{outcome}");
 }
 
-/// A tree of files, and the text that tells `mkfs.xfs` to copy it.
-struct CopiedTree {
-    folder: tempfile::TempDir,
-    text: String,
-}
-
-impl CopiedTree {
-    fn new() -> Self {
-        let folder = scratch_dir();
-        fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
-        Self { folder, text: "/dev/null\n0 0\nd--755 0 0\n".to_owned() }
-    }
-
-    fn file(&mut self, path: &str, content: &[u8]) {
-        let place = self.folder.path().join(path);
-        fs::write(&place, content).unwrap();
-        fs::set_permissions(&place, fs::Permissions::from_mode(0o640)).unwrap();
-        let name = place.file_name().unwrap().to_str().unwrap();
-        writeln!(self.text, "{name} ---640 0 0 {}", place.display()).unwrap();
-    }
-
-    fn link(&mut self, name: &str, target: &str) {
-        symlink(target, self.folder.path().join(name)).unwrap();
-        writeln!(self.text, "{name} l--777 0 0 {target}").unwrap();
-    }
-
-    fn directory(&mut self, name: &str, count: usize) {
-        let place = self.folder.path().join(name);
-        fs::create_dir(&place).unwrap();
-        fs::set_permissions(&place, fs::Permissions::from_mode(0o755)).unwrap();
-        writeln!(self.text, "{name} d--755 0 0").unwrap();
-        for index in 0..count {
-            self.file(&format!("{name}/a-name-of-some-length-{index}"), &[]);
-        }
-        self.text.push_str("$\n");
-    }
-}
-
 /// Makes a volume of version 4 with files of all forms, and compares it with what it was made of.
 fn version_4(options: &[&str]) -> (MadeXfs, Arc<XfsVolume>) {
-    let mut random = Random::new(seed_of_run());
-    let mut tree = CopiedTree::new();
-    for size in [0, 1, 511, 4096, 100_000] {
-        tree.file(&format!("size-{size}"), &random.bytes(size));
-    }
-    for len in [1, 60, 200, 1000] {
-        tree.link(&format!("link-{len}"), &"t".repeat(len));
-    }
-    for count in [0, 3, 30, 300, 3000] {
-        tree.directory(&format!("names-{count}"), count);
-    }
-    tree.text.push_str("$\n");
-    let proto = tree.folder.path().with_extension("proto");
-    fs::write(&proto, &tree.text).unwrap();
-    let made = MadeXfs::new(512, &[options, &["-p", proto.to_str().unwrap()]].concat());
-    fs::remove_file(proto).unwrap();
+    let (made, tree) = CopiedTree::volume(options, 3000);
     let ours = made.open();
-    let expected = contents(&HostFilesystem::new(tree.folder.path()).unwrap());
+    let expected = contents(&HostFilesystem::new(tree.path()).unwrap());
     let found = contents(&*ours);
     let names = |tree: &BTreeMap<Vec<u8>, String>| tree.keys().cloned().collect::<Vec<_>>();
     assert!(expected.len() > 3000 && names(&found) == names(&expected));
@@ -358,6 +305,46 @@ fn version_4_of_the_format() {
         names.insert(format!("user.number-{index}"), 100);
     }
     expect(&names);
+}
+
+#[test]
+fn a_damaged_superblock_has_copies_if_they_agree() {
+    if !can_mount() {
+        return;
+    }
+    for options in [&[][..], &["-b", "size=1024", "-s", "size=1024"]] {
+        let made = MadeXfs::new(512, options);
+        let mount = made.mount("rw");
+        fs::write(mount.path().join("file"), "content").unwrap();
+        drop(mount);
+        let expected = made.open().statfs().unwrap();
+        let image = File::options().read(true).write(true).open(made.image()).unwrap();
+        image.write_all_at(b"L", 108).unwrap();
+        let reports = Arc::new(Mutex::new(Vec::new()));
+        let told = reports.clone();
+        let options = XfsOptions {
+            reporter: Some(Arc::new(move |report| told.lock().unwrap().push(report.clone()))),
+            ..XfsOptions::default()
+        };
+        let ours = made.try_open(&options).unwrap();
+        assert!(matches!(reports.lock().unwrap()[..], [XfsReport::SuperblockCopy { .. }]));
+        assert_eq!(ours.statfs().unwrap(), expected);
+        assert_eq!(ours.attr(at(&*ours, "file")).unwrap().size, 7);
+        // Another one that differs is of another age, or of another volume.
+        let size = expected.total_bytes;
+        let copies = (1 << 20..size).step_by(512).filter(|&at| {
+            let mut magic = [0; 4];
+            image.read_exact_at(&mut magic, at).unwrap();
+            &magic == b"XFSB"
+        });
+        let last = copies.last().unwrap();
+        let mut byte = [0];
+        image.read_exact_at(&mut byte, last + 32).unwrap();
+        image.write_all_at(&[!byte[0]], last + 32).unwrap();
+        let error = made.try_open(&options).unwrap_err();
+        assert_eq!(error.code(), Code::Superblock, "{error}");
+        assert!(error.to_string().contains("xfs_repair"), "{error}");
+    }
 }
 
 #[test]

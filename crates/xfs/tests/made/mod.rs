@@ -3,15 +3,16 @@
 #![allow(dead_code, unreachable_pub, missing_docs, reason = "each test crate uses a part of it")]
 
 use std::ffi::OsStr;
+use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileExt, symlink};
+use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use offshoot_device::FileDevice;
 use offshoot_testkit::btrfs::judges::skip;
-use offshoot_testkit::random::Random;
+use offshoot_testkit::random::{Random, seed_of_run};
 use offshoot_testkit::run::{run, try_run};
 use offshoot_testkit::scratch_dir;
 use offshoot_xfs::{XfsOptions, XfsVolume};
@@ -243,4 +244,67 @@ fn attributes(folder: &Path, random: &mut Random) {
     symlink("target", &link).unwrap();
     set(&link, "trusted.of a link", b"value");
     set(folder, "user.of a directory", &random.bytes(300));
+}
+
+/// A tree of files, and the text that tells `mkfs.xfs` to copy it.
+pub struct CopiedTree {
+    folder: tempfile::TempDir,
+    text: String,
+}
+
+impl CopiedTree {
+    fn new() -> Self {
+        let folder = scratch_dir();
+        fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        Self { folder, text: "/dev/null\n0 0\nd--755 0 0\n".to_owned() }
+    }
+
+    fn file(&mut self, path: &str, content: &[u8]) {
+        let place = self.folder.path().join(path);
+        fs::write(&place, content).unwrap();
+        fs::set_permissions(&place, fs::Permissions::from_mode(0o640)).unwrap();
+        let name = place.file_name().unwrap().to_str().unwrap();
+        writeln!(self.text, "{name} ---640 0 0 {}", place.display()).unwrap();
+    }
+
+    fn link(&mut self, name: &str, target: &str) {
+        symlink(target, self.folder.path().join(name)).unwrap();
+        writeln!(self.text, "{name} l--777 0 0 {target}").unwrap();
+    }
+
+    fn directory(&mut self, name: &str, count: usize) {
+        let place = self.folder.path().join(name);
+        fs::create_dir(&place).unwrap();
+        fs::set_permissions(&place, fs::Permissions::from_mode(0o755)).unwrap();
+        writeln!(self.text, "{name} d--755 0 0").unwrap();
+        for index in 0..count {
+            self.file(&format!("{name}/a-name-of-some-length-{index}"), &[]);
+        }
+        self.text.push_str("$\n");
+    }
+
+    pub fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// A volume with files of all types and directories of all forms, and what it was made of.
+    pub fn volume(options: &[&str], most: usize) -> (MadeXfs, Self) {
+        let mut random = Random::new(seed_of_run());
+        let mut tree = CopiedTree::new();
+        for size in [0, 1, 511, 4096, 100_000] {
+            tree.file(&format!("size-{size}"), &random.bytes(size));
+        }
+        for len in [1, 60, 200, 1000] {
+            tree.link(&format!("link-{len}"), &"t".repeat(len));
+        }
+        for count in [0, 3, 30, 300, most] {
+            tree.directory(&format!("names-{count}"), count);
+        }
+        tree.text.push_str("$\n");
+        let proto = tree.folder.path().with_extension("proto");
+        fs::write(&proto, &tree.text).unwrap();
+        let made = MadeXfs::new(512, &[options, &["-p", proto.to_str().unwrap()]].concat());
+        fs::remove_file(proto).unwrap();
+        (made, tree)
+    }
 }
