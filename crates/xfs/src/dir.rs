@@ -12,7 +12,9 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use offshoot_vfs::{DirEntry, Errno, Error, FileType, Malformed, NAME_MAX, Result, Structure};
+use offshoot_vfs::{
+    DirEntry, Errno, Error, FileType, Malformed, NAME_MAX, Result, Structure, missing,
+};
 use offshoot_xfs_format::dir::data::DirData;
 use offshoot_xfs_format::dir::short::ShortDir;
 use offshoot_xfs_format::dir::{ALIGN, DirCookie, XfsDirEntry, file_type, leaf, leaf_start};
@@ -57,7 +59,7 @@ impl<'a> XfsDirectory<'a> {
 
     /// The inode that a name other than `.` and `..` leads to.
     pub(crate) fn lookup(&self, name: &[u8]) -> Result<Ino> {
-        let missing = || {
+        let no_entry = || {
             let (dir, name) = (self.inode.file(), name.escape_ascii());
             Error::posix(Errno::NOENT, format!("`{name}` in {dir}"))
         };
@@ -66,12 +68,12 @@ impl<'a> XfsDirectory<'a> {
             return Err(Error::posix(Errno::NAMETOOLONG, name));
         }
         if matches!(name, b"." | b"..") {
-            return Err(missing());
+            return Err(no_entry());
         }
         if let Some(short) = self.short()? {
-            return short.find(name).map(|entry| entry.ino).ok_or_else(missing);
+            return short.find(name).map(|entry| entry.ino).ok_or_else(no_entry);
         }
-        self.find(name)?.ok_or_else(missing)
+        self.find(name)?.ok_or_else(no_entry)
     }
 
     /// The directory above.
@@ -154,7 +156,14 @@ impl<'a> XfsDirectory<'a> {
             file_type::FIFO => FileType::Fifo,
             file_type::SOCK => FileType::Socket,
             file_type::SYMLINK => FileType::Symlink,
-            _ => self.inodes.get(self.buffers, file_id(entry.ino))?.file_type()?,
+            _ => {
+                let file = file_id(entry.ino);
+                let inode = self.inodes.get(self.buffers, file).map_err(|error| match error {
+                    Error::Posix { errno: Errno::NOENT, .. } => missing(entry.name, file),
+                    error => error,
+                })?;
+                inode.file_type()?
+            }
         })
     }
 

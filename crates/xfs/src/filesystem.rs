@@ -22,7 +22,7 @@ use crate::symlink;
 use crate::volume::{self, OpenedXfs};
 
 /// The blocks of each group that the kernel keeps free, so that its trees of free space can be
-/// changed.
+/// changed. `statfs` counts them as used (seen).
 const KEPT_BLOCKS: u64 = 8;
 
 /// An XFS volume that is open for reading.
@@ -71,11 +71,15 @@ impl XfsVolume {
         let inodes = XfsInodes::new(options.cache_bytes / 4);
         let (read_ahead, positions) = (ReadAheads::default(), Cache::new(POSITIONS));
         let volume = Self { volume, root, inodes, read_ahead, positions };
-        let root = file_id(root);
-        volume
-            .inode(root)?
-            .require_directory()
-            .map_err(|_| Error::corrupt(Structure::Superblock, "its root is not a directory"))?;
+        volume.inode(file_id(root)).and_then(|root| root.require_directory()).map_err(|error| {
+            match error {
+                Error::Posix { .. } => {
+                    let problem = format!("inode {root}, its root, is not a directory");
+                    Error::corrupt(Structure::Superblock, problem)
+                }
+                error => error,
+            }
+        })?;
         Ok(Arc::new(volume))
     }
 
@@ -159,13 +163,13 @@ impl FileSystem for XfsVolume {
         let is_internal = geometry.log_start.0 != 0;
         let log = if is_internal { u64::from(geometry.log_blocks) } else { 0 };
         let total = geometry.blocks.saturating_sub(log);
-        let free = self.free_blocks()?.min(total);
         let kept = KEPT_BLOCKS * u64::from(geometry.ag_count);
+        let free = self.free_blocks()?.min(total).saturating_sub(kept);
         let bytes = |blocks: u64| blocks << geometry.block_log;
         Ok(StatFs {
             total_bytes: bytes(total),
             used_bytes: bytes(total - free),
-            available_bytes: bytes(free.saturating_sub(kept)),
+            available_bytes: bytes(free),
             block_size: self.block_size(),
         })
     }

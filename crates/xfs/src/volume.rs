@@ -15,7 +15,7 @@ use offshoot_xfs_format::superblock::XfsSuperblock;
 use crate::buffer::XfsBuffers;
 use crate::options::XfsOptions;
 use crate::report::{XfsReport, tell};
-use superblock::FoundSuperblock;
+use superblock::VolumeSuperblock;
 
 /// A volume whose superblock and log were looked at.
 #[derive(Debug)]
@@ -29,7 +29,7 @@ pub(crate) struct OpenedXfs {
 /// Opens the volume on `device` for reading.
 pub(crate) fn open(device: Arc<dyn BlockDevice>, options: &XfsOptions) -> Result<OpenedXfs> {
     let reporter = options.reporter.as_ref();
-    let FoundSuperblock { superblock, is_first } = superblock::read(&*device, reporter)?;
+    let VolumeSuperblock { superblock, is_first } = superblock::read(&*device, reporter)?;
     let obstacles = superblock.fields.obstacles();
     if let Some(obstacle) =
         obstacles.iter().find(|obstacle| obstacle.kind.hindrance() == XfsHindrance::Reading)

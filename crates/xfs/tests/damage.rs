@@ -19,7 +19,7 @@ use offshoot_xfs_format::csum;
 use offshoot_xfs_format::superblock::XfsSuperblock;
 
 /// What each path shows, or the error.
-type Shown = BTreeMap<Vec<u8>, std::result::Result<String, String>>;
+type ShownPaths = BTreeMap<Vec<u8>, std::result::Result<String, String>>;
 
 /// Everything that a file shows. Of data, and of many attributes, only a part is read.
 fn show(fs: &dyn FileSystem, file: FileId) -> Result<String> {
@@ -63,8 +63,8 @@ fn crc32(bytes: &[u8]) -> u32 {
 }
 
 /// Everything that a volume shows; each directory once, and so many entries.
-fn survey(fs: &dyn FileSystem) -> Shown {
-    let mut shown = Shown::new();
+fn survey(fs: &dyn FileSystem) -> ShownPaths {
+    let mut shown = ShownPaths::new();
     let mut seen = HashSet::new();
     let mut stack = vec![(b"/".to_vec(), fs.root())];
     let mut left = 20_000;

@@ -9,8 +9,9 @@
 
 use offshoot_device::BlockDevice;
 use offshoot_vfs::{Code, Error, Malformed, Result};
-use offshoot_xfs_format::U64;
-use offshoot_xfs_format::superblock::{MAGIC, XfsSuperblock};
+use offshoot_xfs_format::group::Agf;
+use offshoot_xfs_format::superblock::{MAGIC, XfsSuperblock, XfsSuperblockFields};
+use offshoot_xfs_format::{AgNumber, U64, XfsGeometry};
 
 use crate::report::{XfsReport, XfsReporter, tell};
 
@@ -22,7 +23,7 @@ const BLOCK_LOGS: std::ops::RangeInclusive<u8> = 9..=16;
 
 /// A superblock, and whether it is that of group 0, with counters.
 #[derive(Debug)]
-pub(super) struct FoundSuperblock {
+pub(super) struct VolumeSuperblock {
     pub(super) superblock: XfsSuperblock,
     pub(super) is_first: bool,
 }
@@ -31,14 +32,14 @@ pub(super) struct FoundSuperblock {
 pub(super) fn read(
     device: &dyn BlockDevice,
     reporter: Option<&XfsReporter>,
-) -> Result<FoundSuperblock> {
+) -> Result<VolumeSuperblock> {
     let bytes = sector_at(device, 0)?;
     if !bytes.starts_with(&MAGIC) {
         let what = format!("{} holds no XFS volume", device.name());
         return Err(Error::unsupported(Code::NoVolume, what));
     }
     let problem = match XfsSuperblock::parse(&bytes) {
-        Ok(superblock) => return Ok(FoundSuperblock { superblock, is_first: true }),
+        Ok(superblock) => return Ok(VolumeSuperblock { superblock, is_first: true }),
         Err(problem) => problem,
     };
     let (group, superblock) = copies(device)?.ok_or_else(|| {
@@ -51,7 +52,7 @@ pub(super) fn read(
     })?;
     let problem = problem.problem.into_owned();
     tell(reporter, &XfsReport::SuperblockCopy { group, problem });
-    Ok(FoundSuperblock { superblock, is_first: false })
+    Ok(VolumeSuperblock { superblock, is_first: false })
 }
 
 /// The largest sector at `at`, cut at the end of the device.
@@ -81,7 +82,7 @@ fn copies(device: &dyn BlockDevice) -> Result<Option<(u32, XfsSuperblock)>> {
             let geometry = &second.geometry;
             let is_meant = (geometry.ag_blocks, geometry.block_log, geometry.sector_log)
                 == (length, block_log, sector_log);
-            if is_meant && has_agf(agf, &second) {
+            if is_meant && has_agf(agf, geometry) {
                 return agreed(device, second);
             }
         }
@@ -90,18 +91,15 @@ fn copies(device: &dyn BlockDevice) -> Result<Option<(u32, XfsSuperblock)>> {
 }
 
 /// Whether the AGF of group 0 is one of this volume.
-fn has_agf(agf: &[u8], superblock: &XfsSuperblock) -> bool {
-    let geometry = &superblock.geometry;
+fn has_agf(agf: &[u8], geometry: &XfsGeometry) -> bool {
     let sector = agf.get(..geometry.sector_size()).unwrap_or_default();
-    let first = offshoot_xfs_format::AgNumber(0);
-    offshoot_xfs_format::group::Agf::parse(sector, geometry, first).is_ok()
+    Agf::parse(sector, geometry, AgNumber(0)).is_ok()
 }
 
 /// `second`, with the root directory, if all groups behind it say the same.
 fn agreed(device: &dyn BlockDevice, second: XfsSuperblock) -> Result<Option<(u32, XfsSuperblock)>> {
-    let geometry = second.geometry.clone();
-    let features = |superblock: &XfsSuperblock| {
-        let fields = &superblock.fields;
+    let XfsSuperblock { mut fields, geometry } = second;
+    let features = |fields: &XfsSuperblockFields| {
         let words = [fields.features2, fields.compat, fields.ro_compat, fields.incompat];
         (fields.versionnum, words, fields.uuid)
     };
@@ -110,7 +108,7 @@ fn agreed(device: &dyn BlockDevice, second: XfsSuperblock) -> Result<Option<(u32
         let block = u64::from(group) * u64::from(geometry.ag_blocks);
         let bytes = sector_at(device, block << geometry.block_log)?;
         let Ok(other) = XfsSuperblock::parse(&bytes) else { return Ok(None) };
-        if other.geometry != geometry || features(&other) != features(&second) {
+        if other.geometry != geometry || features(&other.fields) != features(&fields) {
             return Ok(None);
         }
         match (root, other.fields.root()) {
@@ -120,7 +118,6 @@ fn agreed(device: &dyn BlockDevice, second: XfsSuperblock) -> Result<Option<(u32
         }
     }
     let Some((group, ino)) = root else { return Ok(None) };
-    let mut fields = second.fields;
     fields.rootino = U64::new(ino.0);
     // mkfs clears this mark in group 0 alone.
     fields.inprogress = 0;

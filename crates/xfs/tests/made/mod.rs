@@ -294,7 +294,9 @@ impl CopiedTree {
         for size in [0, 1, 511, 4096, 100_000] {
             tree.file(&format!("size-{size}"), &random.bytes(size));
         }
-        for len in [1, 60, 200, 1000] {
+        // In V5 mkfs.xfs 6.1 gives long links no header, so that the kernel does not read them.
+        let longest = if options.contains(&"crc=0") { 1000 } else { 300 };
+        for len in [1, 60, 200, longest] {
             tree.link(&format!("link-{len}"), &"t".repeat(len));
         }
         for count in [0, 3, 30, 300, most] {
