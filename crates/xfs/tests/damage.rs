@@ -5,6 +5,7 @@
 mod made;
 
 use std::collections::{BTreeMap, HashSet};
+use std::fmt::Write as _;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -26,7 +27,7 @@ fn show(fs: &dyn FileSystem, file: FileId) -> Result<String> {
     let attr = fs.attr(file)?;
     let mut text = format!("{attr:?}");
     fs.xattrs(file, &mut |name, value| {
-        text += &format!(" {}={}", name.escape_ascii(), value.escape_ascii());
+        write!(text, " {}={}", name.escape_ascii(), value.escape_ascii()).unwrap();
         ControlFlow::Continue(())
     })?;
     fs.xattr(file, b"user.number 8").map(drop).or_else(is_posix)?;
@@ -34,13 +35,13 @@ fn show(fs: &dyn FileSystem, file: FileId) -> Result<String> {
         FileType::Regular => {
             let mut bytes = vec![0; 100_000];
             let count = fs.read(file, 0, &mut bytes)?;
-            text += &format!(" {:x}", crc32(&bytes[..count]));
+            write!(text, " {:x}", crc32(&bytes[..count])).unwrap();
             for offset in [0, 1 << 20, attr.size / 2] {
-                text += &format!(" {:?}", fs.next_data(file, offset)?);
+                write!(text, " {:?}", fs.next_data(file, offset)?).unwrap();
             }
             let mut left = 20;
             let read = fs.read_data(file, 0..attr.size, &mut |at, bytes| {
-                text += &format!(" {at}+{}", bytes.len());
+                write!(text, " {at}+{}", bytes.len()).unwrap();
                 left -= 1;
                 let error = || offshoot_vfs::Error::posix(offshoot_vfs::Errno::INTR, "enough");
                 if left == 0 { Err(error()) } else { Ok(()) }
@@ -190,16 +191,12 @@ fn damage(made: &MadeXfs, reseals: bool, is_checked: bool) {
             damaged.write_at(unit.at, &bytes).unwrap();
         }
         let started = Instant::now();
-        let shown = match open(damaged) {
-            Ok(fs) => {
-                let _ = fs.statfs();
-                survey(&*fs)
-            }
-            Err(_) => {
-                errors += 1;
-                continue;
-            }
+        let Ok(fs) = open(damaged) else {
+            errors += 1;
+            continue;
         };
+        let _ = fs.statfs();
+        let shown = survey(&*fs);
         assert!(started.elapsed() < Duration::from_secs(20), "{changes:?}");
         let has_error = shown.values().any(Result::is_err);
         errors += u32::from(has_error);

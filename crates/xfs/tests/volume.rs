@@ -49,7 +49,7 @@ fn contents(fs: &dyn FileSystem) -> BTreeMap<Vec<u8>, String> {
             FileType::Regular => {
                 let mut bytes = vec![0; usize::try_from(attr.size).unwrap()];
                 assert_eq!(fs.read(file, 0, &mut bytes).unwrap(), bytes.len());
-                write!(text, " {:?}", bytes).unwrap();
+                write!(text, " {bytes:?}").unwrap();
             }
             FileType::Symlink => {
                 write!(text, " {}", fs.read_link(file).unwrap().escape_ascii()).unwrap();
@@ -391,7 +391,7 @@ fn other_contents_are_refused_by_name() {
         let device = offshoot_device::FileDevice::open(path).unwrap();
         XfsVolume::open(Arc::new(device), &XfsOptions::default()).map(drop).unwrap_err()
     };
-    for content in [&[][..], &[0; 100], &[0xff; 70_000]] {
+    for content in [vec![], vec![0; 100], vec![0xff; 70_000]] {
         fs::write(&image, content).unwrap();
         let error = open(&image);
         assert_eq!(error.code(), Code::NoVolume, "{error}");
