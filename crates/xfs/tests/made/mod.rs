@@ -127,6 +127,7 @@ pub fn fill(root: &Path, seed: u64, filling: Filling) {
     files(root, &mut random, filling);
     nodes(root);
     directories(root, filling.names);
+    collisions(&root.join("collisions"));
     attributes(&root.join("attributes"), &mut random);
 }
 
@@ -213,6 +214,35 @@ fn directories(root: &Path, most: usize) {
     for name in [&b"\xff\xfe"[..], b"new\nline", b" ", b"...", &[b'n'; 255]] {
         fs::write(odd.join(OsStr::from_bytes(name)), name).unwrap();
     }
+}
+
+/// Names with the same hash, which fill several leaves of a directory and of attributes.
+fn collisions(folder: &Path) {
+    fs::create_dir(folder).unwrap();
+    let names: Vec<Vec<u8>> = (0..1000_u32).map(colliding).collect();
+    let hash = offshoot_xfs_format::hash::name_hash(&names[0]);
+    let file = folder.join("with attributes");
+    fs::write(&file, []).unwrap();
+    for (index, name) in names.iter().enumerate() {
+        assert_eq!(offshoot_xfs_format::hash::name_hash(name), hash);
+        fs::write(folder.join(OsStr::from_bytes(name)), []).unwrap();
+        if index < 200 {
+            let name = [b"user.", &name[..]].concat();
+            rustix::fs::lsetxattr(&file, name, &index.to_le_bytes(), XattrFlags::empty()).unwrap();
+        }
+    }
+}
+
+/// Name number `index` of those with the hash of `abcdabcdabcdabcd`. The bytes of a word lie seven
+/// bits apart in a hash, so the highest bit of each and the lowest one of the byte before it cancel.
+fn colliding(index: u32) -> Vec<u8> {
+    let mut name = b"abcdabcdabcdabcd".to_vec();
+    for bit in (0..12).filter(|bit| index & 1 << bit != 0) {
+        let at = bit / 3 * 4 + bit % 3;
+        name[at] ^= 1;
+        name[at + 1] ^= 0x80;
+    }
+    name
 }
 
 fn attributes(folder: &Path, random: &mut Random) {
