@@ -9,7 +9,7 @@
 
 use std::sync::Arc;
 
-use offshoot_vfs::{Error, Malformed, Result};
+use offshoot_vfs::{Error, Malformed, Result, Structure};
 use offshoot_xfs_format::FileBlock;
 use offshoot_xfs_format::da::{DaInfo, DaNode};
 
@@ -70,11 +70,8 @@ impl<'a> HashTree<'a> {
 
     #[cold]
     fn bad(&self, buffer: &XfsBuffer, problem: &'static str) -> Error {
-        let structure = if self.is_directory {
-            offshoot_vfs::Structure::DirectoryBlock
-        } else {
-            offshoot_vfs::Structure::AttributeBlock
-        };
+        let structure =
+            if self.is_directory { Structure::DirectoryBlock } else { Structure::AttributeBlock };
         buffer.damaged(Malformed::new(structure, problem))
     }
 

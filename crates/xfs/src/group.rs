@@ -3,6 +3,7 @@
 use offshoot_vfs::Result;
 use offshoot_xfs_format::btree::{XfsSearchKey, XfsTree};
 use offshoot_xfs_format::group::{Agf, Agi};
+use offshoot_xfs_format::ids::BASIC_BLOCK;
 use offshoot_xfs_format::record::{CHUNK_INODES, XfsInodeChunk};
 use offshoot_xfs_format::{AgBlock, AgIno, AgNumber, BasicBlock};
 
@@ -23,7 +24,7 @@ pub(crate) fn free_blocks(buffers: &XfsBuffers, ag: AgNumber) -> Result<u64> {
 
 fn header(buffers: &XfsBuffers, offset: u64) -> DiskRun {
     let bytes = buffers.geometry().sector_size();
-    DiskRun { at: BasicBlock(offset / offshoot_xfs_format::ids::BASIC_BLOCK), bytes }
+    DiskRun { at: BasicBlock(offset / BASIC_BLOCK), bytes }
 }
 
 /// The chunk with an inode that is in use; `None` when the inode is free or not allocated.

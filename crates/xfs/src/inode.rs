@@ -10,9 +10,10 @@ use std::sync::Arc;
 use offshoot_vfs::{
     Attr, Errno, Error, FileFlags, FileId, FileType, Malformed, Result, Structure, Timestamp,
 };
+use offshoot_xfs_format::ids::BASIC_BLOCK;
 use offshoot_xfs_format::inode::{XfsInode, XfsInodeCore, XfsInodeFlags, XfsTime, device_number};
-use offshoot_xfs_format::record::XfsInodeChunk;
-use offshoot_xfs_format::{AgBlock, AgIno, AgNumber, Ino, XfsGeometry};
+use offshoot_xfs_format::record::{CHUNK_INODES, XfsInodeChunk};
+use offshoot_xfs_format::{AgBlock, AgIno, AgNumber, BasicBlock, Ino, XfsGeometry};
 use quick_cache::Weighter;
 use quick_cache::sync::Cache;
 
@@ -93,7 +94,7 @@ fn load(buffers: &XfsBuffers, ino: Ino) -> Result<Option<LoadedInode>> {
     let at = geometry.place(ag, block).bytes() + (u64::from(index) << geometry.inode_log);
     let inside = usize::try_from(at - run.at.bytes()).unwrap_or(usize::MAX);
     let bytes = buffer.bytes().get(inside..).and_then(|rest| rest.get(..geometry.inode_size()));
-    let place = offshoot_xfs_format::BasicBlock(at / offshoot_xfs_format::ids::BASIC_BLOCK);
+    let place = BasicBlock(at / BASIC_BLOCK);
     let bad = |problem| damaged_at(place, problem);
     let bytes = bytes.ok_or_else(|| {
         bad(Malformed::new(Structure::InodeCore, "it is outside the blocks of its chunk"))
@@ -116,7 +117,7 @@ fn load(buffers: &XfsBuffers, ino: Ino) -> Result<Option<LoadedInode>> {
 fn cluster(geometry: &XfsGeometry, ag: AgNumber, block: AgBlock, chunk: &XfsInodeChunk) -> DiskRun {
     let blocks = (CLUSTER_BYTES >> geometry.block_log).max(1);
     let first = chunk.start().0 >> geometry.inodes_per_block_log();
-    let chunk_blocks = (64_u32 >> geometry.inodes_per_block_log()).max(1);
+    let chunk_blocks = (CHUNK_INODES >> geometry.inodes_per_block_log()).max(1);
     let inside = block.0.saturating_sub(first);
     let start = first + inside / blocks * blocks;
     let count = blocks.min(chunk_blocks);

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use made::{CopiedTree, Filling, MadeXfs, can_mount, fill};
 use offshoot_device::{BlockDevice, FileDevice, MemoryDevice};
 use offshoot_testkit::random::{Random, seed_of_run};
+use offshoot_testkit::run::run;
 use offshoot_vfs::{FileId, FileSystem, FileType, Result};
 use offshoot_xfs::{XfsOptions, XfsVolume};
 use offshoot_xfs_format::XfsGeometry;
@@ -241,4 +242,74 @@ fn damage_without_checksums_ends_without_a_panic() {
         let options = ["-m", "crc=0", "-b", "size=1024", "-i", "size=256"];
         damage(&CopiedTree::volume(&options, 1500).0, false, false);
     }
+}
+
+/// Changes a field of a volume with `xfs_db`, which makes the checksum right.
+fn write(made: &MadeXfs, commands: &[&str]) {
+    let mut args = vec!["-x"];
+    for command in commands {
+        args.extend(["-c", command]);
+    }
+    let image = made.image();
+    args.push(image.to_str().unwrap());
+    run("xfs_db", &args);
+}
+
+#[test]
+fn rings_and_wrong_levels_are_found() {
+    if !can_mount() {
+        return;
+    }
+    let made = filled();
+    let before = made.open();
+    let at = |path: &[&str]| {
+        let lookup = |dir, name: &&str| before.lookup(dir, name.as_bytes()).unwrap();
+        path.iter().fold(before.root(), lookup)
+    };
+    let inode = |file: FileId| format!("inode {}", file.ino);
+    let attributes = at(&["attributes", "node"]);
+    let (names, scattered) = (at(&["names-1500"]), at(&["scattered"]));
+    // The last leaf of the attributes leads to the first one.
+    let said = made.xfs_db(&[&inode(attributes), "ablock 0", "p btree"]);
+    let leaf =
+        |line: &str| line.split_once(',').unwrap().1.trim_end().trim_end_matches(']').to_owned();
+    let leaves: Vec<_> = said.lines().filter(|line| line.contains(":[")).map(leaf).collect();
+    assert!(leaves.len() > 2, "{said}");
+    let (first, last) = (&leaves[0], &leaves[leaves.len() - 1]);
+    let (to_leaf, forw) = (format!("ablock {last}"), format!("write hdr.info.hdr.forw {first}"));
+    write(&made, &[&inode(attributes), &to_leaf, &forw]);
+    // The root of the tree of hashes leads to itself.
+    let root = (1_u64 << 35 >> 10).to_string();
+    let to_root = format!("dblock {root}");
+    let before_it = format!("write nbtree[0].before {root}");
+    write(&made, &[&inode(names), &to_root, &before_it]);
+    // Two children of the root of a tree of extents are one block.
+    let said = made.xfs_db(&[&inode(scattered), "p u3.bmbt.ptrs[1]"]);
+    let child = said.split(':').nth(1).unwrap_or(&said).trim();
+    let child = child.rsplit(' ').next().unwrap();
+    write(&made, &[&inode(scattered), &format!("write u3.bmbt.ptrs[2] {child}")]);
+    let ours = made.open();
+    let mut count = 0;
+    let read = ours.xattrs(attributes, &mut |_, _| {
+        count += 1;
+        ControlFlow::Continue(())
+    });
+    let error = read.unwrap_err().to_string();
+    assert!(error.contains("ring") && count < 2000, "{error} after {count}");
+    let mut found = 0;
+    let mut errors = HashSet::new();
+    before
+        .read_dir(names, 0, &mut |entry| {
+            match ours.lookup(names, entry.name) {
+                Ok(file) => found += u32::from(file == entry.file),
+                Err(error) => drop(errors.insert(error.to_string())),
+            }
+            ControlFlow::Continue(())
+        })
+        .unwrap();
+    let errors: Vec<_> = errors.into_iter().collect();
+    assert!(found > 100 && errors.len() == 1 && errors[0].contains("its level"), "{errors:?}");
+    let error = ours.read_data(scattered, 0..u64::MAX, &mut |_, _| Ok(())).unwrap_err();
+    assert!(error.to_string().contains("first key"), "{error}");
+    assert_eq!(error.code(), offshoot_vfs::Code::TreeBlock);
 }

@@ -1,10 +1,10 @@
 //! Forks of an inode, and where their blocks are.
 
-use offshoot_vfs::{Error, Malformed, Result, Structure};
+use offshoot_vfs::{Error, Result, Structure};
 use offshoot_xfs_format::btree::XfsForkRoot;
 use offshoot_xfs_format::inode::XfsFork;
 use offshoot_xfs_format::record::{XfsExtent, XfsExtentItem};
-use offshoot_xfs_format::{FileBlock, Ino};
+use offshoot_xfs_format::{BasicBlock, FileBlock, Ino};
 
 use crate::btree::{XfsTreeCursor, XfsTreeRoot, file_key};
 use crate::buffer::{DiskRun, XfsBuffers};
@@ -76,10 +76,8 @@ impl LoadedFork {
                 let mut cursor = XfsTreeCursor::new(buffers, root);
                 cursor.seek(file_key(at))?;
                 let is_before = |item: &XfsExtentItem| end_of(&item.get()) <= at.0;
-                if cursor.record().as_ref().is_some_and(is_before) {
-                    cursor.advance()?;
-                }
-                ExtentSource::Tree(cursor)
+                let was_given = cursor.record().as_ref().is_some_and(is_before);
+                ExtentSource::Tree { cursor, was_given }
             }
             _ => return Err(self.damaged("it has no extents")),
         };
@@ -125,26 +123,26 @@ fn run(buffers: &XfsBuffers, extent: &XfsExtent, at: u64, count: u64) -> Result<
     let log = buffers.geometry().block_log;
     let basic = (at - extent.offset.0) << (log - 9);
     let bytes = usize::try_from(count << log).unwrap_or(usize::MAX);
-    Ok(DiskRun { at: offshoot_xfs_format::BasicBlock(place.0 + basic), bytes })
+    Ok(DiskRun { at: BasicBlock(place.0 + basic), bytes })
 }
 
 /// Where an extent begins on the device.
-pub(crate) fn place_of(
-    buffers: &XfsBuffers,
-    extent: &XfsExtent,
-) -> Result<offshoot_xfs_format::BasicBlock> {
+pub(crate) fn place_of(buffers: &XfsBuffers, extent: &XfsExtent) -> Result<BasicBlock> {
     let geometry = buffers.geometry();
     let is_inside = geometry.is_usable_extent(extent.start, extent.count);
     geometry.place_of(extent.start).filter(|_| is_inside).ok_or_else(|| {
         let problem = format!("{} blocks from {}", extent.count, extent.start);
-        let problem = Malformed::new(Structure::ExtentRecord, problem);
-        Error::corrupt(problem.structure, problem.problem)
+        Error::corrupt(Structure::ExtentRecord, problem)
     })
 }
 
 enum ExtentSource<'a> {
     List(&'a [XfsExtentItem]),
-    Tree(XfsTreeCursor<'a>),
+    Tree {
+        cursor: XfsTreeCursor<'a>,
+        /// Whether the record at the cursor was given, or is not wanted.
+        was_given: bool,
+    },
 }
 
 /// The extents of a fork, in order.
@@ -164,9 +162,12 @@ impl ForkExtents<'_> {
                 *items = rest;
                 *first
             }
-            ExtentSource::Tree(cursor) => {
+            ExtentSource::Tree { cursor, was_given } => {
+                if *was_given {
+                    cursor.advance()?;
+                }
+                *was_given = true;
                 let Some(item) = cursor.record::<XfsExtentItem>() else { return Ok(None) };
-                cursor.advance()?;
                 item
             }
         };
