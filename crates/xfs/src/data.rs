@@ -3,6 +3,7 @@
 //! Data has no checksums, so it goes from the device straight into the buffer of the caller. Holes
 //! and unwritten extents read as zeros.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 
 use offshoot_kit::read_ahead::ReadAhead;
@@ -16,6 +17,9 @@ use crate::inode::fork::{ForkExtents, end_of, place_of};
 
 /// The bytes that [`FileContent::visit`] reads at once.
 const PART_BYTES: u64 = 1 << 20;
+
+/// The pieces that [`FileContent::visit`] tells the device of before it reads them.
+const PIECES_AHEAD: usize = 16;
 
 /// The bytes of one extent that the device is told of at once.
 const MOST_HINT_BYTES: u64 = 8 << 20;
@@ -98,12 +102,18 @@ impl<'a> FileContent<'a> {
     ) -> Result<()> {
         let mut pieces = self.pieces(range)?;
         let mut part = Vec::new();
-        let mut next = pieces.next()?;
-        while let Some(piece) = next {
-            next = pieces.next()?;
-            if let Some(next) = &next {
-                self.hint(next);
+        let mut ahead = VecDeque::new();
+        loop {
+            while ahead.len() < PIECES_AHEAD
+                && let Some(piece) = pieces.next()?
+            {
+                // The first piece is read at once.
+                if !ahead.is_empty() {
+                    self.hint(&piece);
+                }
+                ahead.push_back(piece);
             }
+            let Some(piece) = ahead.pop_front() else { return Ok(()) };
             let mut at = piece.range.start;
             while at < piece.range.end {
                 let len = (piece.range.end - at).min(PART_BYTES);
@@ -113,7 +123,6 @@ impl<'a> FileContent<'a> {
                 at += len;
             }
         }
-        Ok(())
     }
 
     /// The first range of data from `offset` on.

@@ -383,6 +383,80 @@ fn a_damaged_superblock_has_copies_if_they_agree() {
     }
 }
 
+/// An image of 512 MiB, with the field of its first superblock set so.
+fn with_field(options: &[&str], field: &str, value: &str) -> MadeXfs {
+    let made = MadeXfs::new(512, options);
+    let image = made.image();
+    let change = format!("write -d {field} {value}");
+    run("xfs_db", &["-x", "-c", "sb 0", "-c", &change, image.to_str().unwrap()]);
+    // The field was written without a new checksum.
+    let file = File::options().read(true).write(true).open(&image).unwrap();
+    let mut sector = [0; 512];
+    file.read_exact_at(&mut sector, 0).unwrap();
+    offshoot_xfs_format::csum::store(&mut sector, offshoot_xfs_format::superblock::CRC);
+    file.write_all_at(&sector, 0).unwrap();
+    made
+}
+
+#[test]
+fn features_are_refused_by_name_or_do_not_matter() {
+    let refused = |made: &MadeXfs, options: &XfsOptions, code, word: &str| {
+        let error = made.try_open(options).unwrap_err();
+        assert_eq!(error.code(), code, "{error}");
+        assert!(error.to_string().contains(word), "{word}: {error}");
+    };
+    let (ignoring, reports) = ignoring_log();
+    let default = XfsOptions::default();
+    for (field, value, word) in [
+        ("features_incompat", "0x8000000b", "0x80000000"),
+        ("features_incompat", "0x20b", "zoned"),
+        ("inprogress", "1", "did not finish"),
+    ] {
+        let made = with_field(&[], field, value);
+        refused(&made, &default, Code::UnknownFeature, word);
+        refused(&made, &ignoring, Code::UnknownFeature, word);
+    }
+    refused(
+        &MadeXfs::new(512, &["-n", "version=ci"]),
+        &default,
+        Code::UnknownFeature,
+        "case of letters",
+    );
+    for (field, value) in [
+        ("features_ro_compat", "0x8000000d"),
+        ("features_log_incompat", "0x80000000"),
+        ("features_compat", "0x1"),
+        ("features_incompat", "0x1b"),
+    ] {
+        let made = with_field(&[], field, value);
+        made.try_open(&default).unwrap_or_else(|error| panic!("{field}: {error}"));
+        made.try_open(&ignoring).unwrap();
+    }
+    assert!(reports.lock().unwrap().contains(&XfsReport::NeedsRepair));
+    let folder = scratch_dir();
+    let log = folder.path().join("log");
+    File::create(&log).unwrap().set_len(100 << 20).unwrap();
+    let made = MadeXfs::new(512, &["-l", &format!("logdev={},size=64m", log.display())]);
+    refused(&made, &default, Code::LogNotReplayed, "another device");
+    made.try_open(&ignoring).unwrap();
+}
+
+#[test]
+fn a_device_may_be_short_or_fail() {
+    let (made, _) = CopiedTree::volume(&[], 301);
+    let image = File::options().write(true).open(made.image()).unwrap();
+    image.set_len(500 << 20).unwrap();
+    let (options, reports) = ignoring_log();
+    let ours = made.try_open(&options).unwrap();
+    let is_short = |report: &XfsReport| matches!(report, XfsReport::ShortDevice { .. });
+    assert!(reports.lock().unwrap().iter().any(is_short));
+    assert!(contents(&*ours).len() > 300);
+    image.set_len(4 << 20).unwrap();
+    let error = ours.statfs().unwrap_err();
+    assert_eq!(error.code(), Code::Device, "{error}");
+    assert!(error.to_string().contains("image"), "{error}");
+}
+
 #[test]
 fn other_contents_are_refused_by_name() {
     let folder = scratch_dir();
