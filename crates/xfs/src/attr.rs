@@ -7,14 +7,14 @@
 use std::ops::ControlFlow;
 
 use offshoot_vfs::acl::{ACCESS, DEFAULT};
-use offshoot_vfs::{Errno, Error, Result, Structure};
+use offshoot_vfs::{Errno, Error, Result};
 use offshoot_xfs_format::FileBlock;
 use offshoot_xfs_format::attr::short::ShortXattrs;
 use offshoot_xfs_format::attr::{XattrContent, XattrFlags, XfsXattr, acl};
 use offshoot_xfs_format::hash::name_hash;
 use offshoot_xfs_format::remote::RemoteKind;
 
-use crate::buffer::{AttributeView, XfsBuffers};
+use crate::buffer::{AttributeView, XfsBuffers, malformed};
 use crate::da::{HashTree, LeafWalk};
 use crate::inode::LoadedInode;
 use crate::inode::fork::{ForkContents, LoadedFork};
@@ -161,12 +161,10 @@ impl<'a> FileXattrs<'a> {
 
 fn short(fork: &LoadedFork) -> Result<Option<ShortXattrs<'_>>> {
     let ForkContents::Local(bytes) = &fork.contents else { return Ok(None) };
-    ShortXattrs::parse(bytes)
-        .map(Some)
-        .map_err(|problem| Error::corrupt(Structure::AttributeBlock, problem.problem))
+    ShortXattrs::parse(bytes).map(Some).map_err(malformed)
 }
 
 /// An access control list in the form of system calls.
 fn shown_list(value: &[u8]) -> Result<Vec<u8>> {
-    acl::from_disk(value).map_err(|problem| Error::corrupt(problem.structure, problem.problem))
+    acl::from_disk(value).map_err(malformed)
 }

@@ -263,6 +263,12 @@ impl XfsBuffers {
     }
 }
 
+/// The error about a structure that has no place of its own.
+#[cold]
+pub(crate) fn malformed(problem: Malformed) -> Error {
+    Error::corrupt(problem.structure, problem.problem)
+}
+
 /// The error about a structure at a place.
 #[cold]
 pub(crate) fn damaged_at(place: BasicBlock, problem: Malformed) -> Error {

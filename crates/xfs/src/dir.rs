@@ -21,7 +21,7 @@ use offshoot_xfs_format::dir::{ALIGN, DirCookie, XfsDirEntry, file_type, leaf, l
 use offshoot_xfs_format::hash::name_hash;
 use offshoot_xfs_format::{FileBlock, Ino, XfsGeometry};
 
-use crate::buffer::{DirectoryView, XfsBuffer, XfsBuffers};
+use crate::buffer::{DirectoryView, XfsBuffer, XfsBuffers, malformed};
 use crate::da::HashTree;
 use crate::inode::fork::ForkContents;
 use crate::inode::{LoadedInode, XfsInodes, file_id};
@@ -52,9 +52,7 @@ impl<'a> XfsDirectory<'a> {
 
     fn short(&self) -> Result<Option<ShortDir<'a>>> {
         let ForkContents::Local(fork) = &self.inode.data.contents else { return Ok(None) };
-        ShortDir::parse(self.geometry(), fork)
-            .map(Some)
-            .map_err(|problem| Error::corrupt(problem.structure, problem.problem))
+        ShortDir::parse(self.geometry(), fork).map(Some).map_err(malformed)
     }
 
     /// The inode that a name other than `.` and `..` leads to.

@@ -1,11 +1,11 @@
 //! Targets of symbolic links.
 
-use offshoot_vfs::{Errno, Error, FileType, Result, Structure};
+use offshoot_vfs::{Errno, Error, FileType, Result};
 use offshoot_xfs_format::FileBlock;
 use offshoot_xfs_format::remote::RemoteKind;
 use offshoot_xfs_format::symlink::{MAX_LEN, check};
 
-use crate::buffer::XfsBuffers;
+use crate::buffer::{XfsBuffers, malformed};
 use crate::inode::LoadedInode;
 use crate::inode::fork::ForkContents;
 use crate::remote;
@@ -24,6 +24,6 @@ pub(crate) fn target(buffers: &XfsBuffers, inode: &LoadedInode) -> Result<Vec<u8
         let kind = RemoteKind::SymlinkTarget;
         remote::read(buffers, &inode.data, inode.ino, kind, FileBlock(0), len)?
     };
-    check(&target).map_err(|problem| Error::corrupt(Structure::SymlinkBlock, problem.problem))?;
+    check(&target).map_err(malformed)?;
     Ok(target)
 }

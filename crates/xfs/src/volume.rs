@@ -12,7 +12,7 @@ use offshoot_xfs_format::ids::BASIC_BLOCK;
 use offshoot_xfs_format::log::{XfsLogRing, ends};
 use offshoot_xfs_format::superblock::XfsSuperblock;
 
-use crate::buffer::XfsBuffers;
+use crate::buffer::{XfsBuffers, malformed};
 use crate::options::XfsOptions;
 use crate::report::{XfsReport, tell};
 use superblock::VolumeSuperblock;
@@ -69,7 +69,7 @@ fn require_clean_log(superblock: &XfsSuperblock, buffers: &XfsBuffers) -> Result
     let geometry = &superblock.geometry;
     let uuid = uuid::Uuid::from_bytes(superblock.fields.uuid);
     let ends = XfsLogRing::of(geometry)
-        .map_err(|problem| LogFailure::from(problem).0)
+        .map_err(malformed)
         .and_then(|ring| find_ends(ring, uuid, geometry, buffers))
         .map_err(in_log)?;
     if ends.is_clean {
@@ -100,7 +100,7 @@ struct LogFailure(Error);
 
 impl From<Malformed> for LogFailure {
     fn from(problem: Malformed) -> Self {
-        Self(Error::corrupt(problem.structure, problem.problem))
+        Self(malformed(problem))
     }
 }
 
