@@ -122,6 +122,12 @@ fn add_backports() -> Result {
     std::fs::write(ADDED, text).map_err(|error| format!("{ADDED}: {error}"))
 }
 
+/// The mirror of Debian that this machine uses, if it runs Debian.
+pub(crate) fn debian_mirror() -> Option<String> {
+    let (_, codename) = release().filter(|(id, _)| id == "debian")?;
+    sources().into_iter().find_map(|text| mirror(&text, &codename)).map(|mirror| mirror.uri)
+}
+
 /// The texts of all files that name package sources.
 fn sources() -> Vec<String> {
     let mut paths = vec![Path::new("/etc/apt/sources.list").to_owned()];

@@ -6,6 +6,7 @@
 
 mod apt;
 mod bench;
+mod beside;
 mod campaign;
 mod columns;
 mod counts;

@@ -1,6 +1,6 @@
 //! `cargo xtask setup`: what the tests need besides a Rust toolchain.
 //!
-//! The judges are `btrfs-progs` and a few tools, beside the kernel. On Debian and Ubuntu setup
+//! The judges are `btrfs-progs`, `xfsprogs` and a few tools, beside the kernel. On Debian and Ubuntu setup
 //! installs them for root; elsewhere it says what is missing. Setup prints what it will change
 //! before it changes anything. No other task changes the machine: [`ready`] only says what is
 //! missing. On a machine that cannot mount, the judged tests skip themselves, so [`ready`] does not
@@ -11,10 +11,11 @@ use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
+use offshoot_machine::xfsprogs::XFSPROGS_AT_LEAST;
 use offshoot_machine::{PROGS_AT_LEAST, is_root, may_mount, progs_version};
 
-use crate::apt;
 use crate::shell::{Result, cargo_seen, output, target_dir};
+use crate::{apt, beside};
 
 /// Something that the tests need and the machine does not have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +32,8 @@ enum Missing {
     Tool(&'static str, &'static str),
     /// A new enough version of `btrfs-progs`.
     Progs,
+    /// A new enough version of `xfsprogs`.
+    XfsProgs,
 }
 
 impl fmt::Display for Missing {
@@ -44,6 +47,10 @@ impl fmt::Display for Missing {
             Self::Progs => {
                 let (major, minor) = PROGS_AT_LEAST;
                 write!(f, "btrfs-progs {major}.{minor} or newer")
+            }
+            Self::XfsProgs => {
+                let (major, minor) = XFSPROGS_AT_LEAST;
+                write!(f, "xfsprogs {major}.{minor} or newer")
             }
         }
     }
@@ -69,7 +76,7 @@ pub(crate) fn setup() -> Result {
         }
         return Ok(());
     }
-    if needs_apt && !has_apt {
+    if (needs_apt || missing.contains(&Missing::XfsProgs)) && !has_apt {
         return Err(format!("please install {}", listed(&missing)));
     }
     println!("this will:");
@@ -126,6 +133,9 @@ fn missing(is_styled: bool, is_judged: bool) -> Vec<Missing> {
     if progs.is_none_or(|version| version < PROGS_AT_LEAST) {
         missing.push(Missing::Progs);
     }
+    if beside::are_xfsprogs_missing() {
+        missing.push(Missing::XfsProgs);
+    }
     let programs = target_dir().join("tools/bin");
     let suites = SUITES.into_iter().filter(|(name, _)| !programs.join(name).exists());
     missing.extend(suites.map(|(name, version)| Missing::Suite(name, version)));
@@ -151,6 +161,7 @@ fn changes(missing: &[Missing]) -> Vec<String> {
         match one {
             Missing::Tool(..) => {}
             Missing::Progs => changes.push(apt::progs_change()),
+            Missing::XfsProgs => changes.push(beside::xfsprogs_change()),
             Missing::Component(name) => changes.push(format!("run: rustup component add {name}")),
             Missing::Suite(name, version) => changes.push(format!(
                 "build {name} {version} from its source into {}",
@@ -172,6 +183,7 @@ fn change(missing: &[Missing]) -> Result {
     for one in missing {
         match one {
             Missing::Tool(..) | Missing::Progs => {}
+            Missing::XfsProgs => beside::keep_xfsprogs()?,
             Missing::Component(name) => {
                 println!("$ rustup component add {name}");
                 output("rustup", &["component", "add", name]).ok_or_else(|| {
@@ -255,6 +267,7 @@ mod tests {
             Missing::Tool("cc", "gcc"),
             Missing::Tool("fio", "fio"),
             Missing::Progs,
+            Missing::XfsProgs,
             Missing::Suite("fsx", "0.3.2"),
             Missing::FuseForUsers,
             Missing::ListOfMounts,
@@ -264,6 +277,7 @@ mod tests {
             "rustup component add clippy",
             "packages: gcc fio",
             "btrfs-progs",
+            "xfsprogs of Debian's suite",
             "fsx 0.3.2",
             FUSE,
             MTAB,

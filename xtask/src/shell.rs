@@ -2,9 +2,9 @@
 
 use std::ffi::OsStr;
 use std::io::{self, IsTerminal};
-use std::path::PathBuf;
 use std::process::{Command, ExitStatus};
 
+pub(crate) use offshoot_machine::target_dir;
 use offshoot_machine::{repository, run::try_run};
 
 use crate::speak;
@@ -82,13 +82,6 @@ pub(crate) fn cargo_seen(
 /// The output of a program, or `None` when it fails or does not exist.
 pub(crate) fn output(program: &str, args: &[&str]) -> Option<String> {
     try_run(program, args).ok()
-}
-
-/// The target directory of cargo, which holds the program that runs now.
-pub(crate) fn target_dir() -> PathBuf {
-    let own = std::env::current_exe().ok();
-    let dir = own.as_deref().and_then(|exe| exe.ancestors().nth(2));
-    dir.map_or_else(|| repository().join("target"), PathBuf::from)
 }
 
 fn show<S: AsRef<OsStr>>(program: &str, args: &[S]) -> String {

@@ -4,6 +4,7 @@
 //! The testkit has many, and uses this crate too, so both get the same answers.
 
 pub mod run;
+pub mod xfsprogs;
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -23,6 +24,18 @@ pub const IO_URING_SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
 pub fn repository() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     here.ancestors().nth(2).unwrap_or(here).to_owned()
+}
+
+/// The target directory of cargo, which holds the program that runs now.
+#[must_use]
+pub fn target_dir() -> PathBuf {
+    let own = std::env::current_exe().ok();
+    // `target/debug/xtask`, `target/debug/deps/test-0123`
+    let folder = own.as_deref().and_then(Path::parent);
+    let is_below = |folder: &&Path| folder.ends_with("deps") || folder.ends_with("examples");
+    let above = folder.map_or(1, |folder| 1 + usize::from(is_below(&folder)));
+    let dir = folder.and_then(|folder| folder.ancestors().nth(above));
+    dir.map_or_else(|| repository().join("target"), PathBuf::from)
 }
 
 /// Whether this process may mount a loop device. If it may, a missing judge fails the tests; if

@@ -48,6 +48,10 @@ pub enum Aspect {
     /// Size, link count and modification time of directories, which each format counts in its own
     /// way.
     DirectoryShape,
+    /// The size of directories, and the space they take.
+    DirectorySize,
+    /// Modification times, which `mkfs.xfs` does not take from the files that it copies.
+    ModificationTimes,
     /// Times that change when a name is added or removed: change times, and modification times of
     /// directories.
     TimesOfNames,
@@ -147,7 +151,8 @@ impl Compare {
     #[must_use]
     pub fn run(&self, ours: &dyn FileSystem, path: &std::path::Path) -> ComparisonOutcome {
         let judge = HostFilesystem::new(path).expect("the directory of the judge opens");
-        self.start(ours, &judge, judge.tells_subvolumes())
+        let has_subvolumes = judge.tells_subvolumes();
+        self.start(ours, &judge, has_subvolumes, !has_subvolumes)
     }
 
     /// Compares `ours` with any other filesystem.
@@ -157,7 +162,7 @@ impl Compare {
         ours: &dyn FileSystem,
         judge: &dyn FileSystem,
     ) -> ComparisonOutcome {
-        self.start(ours, judge, false)
+        self.start(ours, judge, false, false)
     }
 
     fn start(
@@ -165,6 +170,7 @@ impl Compare {
         ours: &dyn FileSystem,
         judge: &dyn FileSystem,
         has_subvolumes: bool,
+        is_host: bool,
     ) -> ComparisonOutcome {
         let seed = std::process::id().into();
         let mut walk = ComparisonWalk {
@@ -172,6 +178,7 @@ impl Compare {
             judge,
             compare: self,
             has_subvolumes,
+            is_host,
             outcome: ComparisonOutcome { seed, ..ComparisonOutcome::default() },
             identities: HashMap::new(),
             random: Random::new(seed),
@@ -208,6 +215,8 @@ struct ComparisonWalk<'a> {
     compare: &'a Compare,
     /// Whether the judge is a kernel mount with subvolumes.
     has_subvolumes: bool,
+    /// Whether the judge is a kernel mount without subvolumes.
+    is_host: bool,
     outcome: ComparisonOutcome,
     /// The file of ours for each file of the judge. An entry also means that the contents were
     /// compared under another name.
@@ -260,7 +269,9 @@ impl ComparisonWalk<'_> {
     /// Compares the identity of the file. Returns whether this is its first name.
     fn is_first_name(&mut self, pair: &ComparedPair) -> bool {
         if self.compare.includes(Aspect::Ids) {
-            self.same(pair, "identity", &pair.ours, &pair.judge);
+            // The number of a device is that of a mount. The volume does not hold it.
+            let dev = if self.is_host { pair.ours.dev } else { pair.judge.dev };
+            self.same(pair, "identity", &pair.ours, &FileId { dev, ..pair.judge });
         }
         match self.identities.insert(pair.judge, pair.ours) {
             None => true,

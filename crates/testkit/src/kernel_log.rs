@@ -5,8 +5,8 @@
 //! written after [`KernelLog::start`]. A fault that the kernel finds in itself (a warning with a
 //! trace, a bug) names no device, so it counts for every watcher.
 //!
-//! [`Disks::mount_watched`](crate::btrfs::disks::Disks::mount_watched) watches from before a mount
-//! is made until after it is gone.
+//! [`LoopMount::watched`](crate::loops::LoopMount::watched) watches from before a mount is made
+//! until after it is gone.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read, Seek, SeekFrom};
@@ -33,7 +33,7 @@ impl KernelLog {
     }
 
     /// Fails if a line since the start names one of `devices`, is a warning or worse or says that
-    /// the kernel completes what `mkfs` left undone, and contains none of `expected`. Also fails if
+    /// the kernel completes what `mkfs` left undone or recovers an XFS log, and contains none of `expected`. Also fails if
     /// the kernel found a fault in itself, whatever caused it.
     #[track_caller]
     pub fn assert_only(mut self, devices: &[&str], expected: &[&str]) {
@@ -85,7 +85,8 @@ fn complains(line: &str, devices: &[&str]) -> bool {
         text.match_indices(name)
             .any(|(at, _)| !text[at + name.len()..].starts_with(|c: char| c.is_ascii_digit()))
     });
-    let repairs = ["rebuilding", "creating free space tree", "checking UUID tree"];
+    let repairs =
+        ["rebuilding", "creating free space tree", "checking UUID tree", "Starting recovery"];
     ours && (level.is_some_and(|level| level & 7 <= 4) || repairs.iter().any(|r| text.contains(r)))
 }
 
@@ -138,6 +139,11 @@ mod tests {
         let repair = "6,100,200,-;BTRFS info (device loop3): checking UUID tree";
         assert!(complains(repair, &["/dev/loop3"]));
         assert!(complains("27,1,2,-;BTRFS error (device loop3 state E): no", &["/dev/loop3"]));
+        let xfs = "5,1,2,-;XFS (loop3): Mounting V5 Filesystem";
+        assert!(!complains(xfs, &["/dev/loop3"]));
+        let recovery = "5,1,2,-;XFS (loop3): Starting recovery (logdev: internal)";
+        assert!(complains(recovery, &["/dev/loop3"]) && !complains(recovery, &["/dev/loop1"]));
+        assert!(complains("1,1,2,-;XFS (loop3): Metadata corruption", &["/dev/loop3"]));
     }
 
     /// Without this, a warning of the kernel that names no device would go unnoticed.

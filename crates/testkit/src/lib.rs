@@ -12,6 +12,9 @@
 //! | [`mod@memory`] | a filesystem in memory that does what it is told, lies included |
 //! | [`model`] | a filesystem in memory, and random operations on it and on another one |
 //! | [`crash`] | what power cuts and failing devices leave, judged by what was promised |
+//! | [`judges`] | whether a test may run without its judges |
+//! | [`images`], [`loops`] | image files, loop devices and mounts, undone on drop |
+//! | [`fill`] | what the kernel writes into a volume of any format |
 //! | [`kernel_log`] | what the kernel said of chosen devices |
 //! | [`names`] | names whose hashes collide |
 //! | [`random`] | reproducible bytes |
@@ -19,7 +22,7 @@
 //! | [`sharing`] | space that files share, by the kernel |
 //! | [`threads`] | the end of threads that work beside a test |
 //! | [`io_uring`] | FUSE over io_uring switched on in the kernel |
-//! | [`btrfs`] | the judges of that format, and volumes for them |
+//! | [`btrfs`], [`xfs`] | the judges of a format, and volumes for them |
 //!
 //! If a set-up step fails, it panics with the reason: a test without its volume cannot continue.
 //! What a judge finds is returned.
@@ -32,9 +35,13 @@
 pub mod btrfs;
 pub mod compare;
 pub mod crash;
+pub mod fill;
 pub mod host;
+pub mod images;
 pub mod io_uring;
+pub mod judges;
 pub mod kernel_log;
+pub mod loops;
 pub mod manifest;
 pub mod memory;
 pub mod model;
@@ -43,6 +50,7 @@ pub mod random;
 mod scratch;
 pub mod sharing;
 pub mod threads;
+pub mod xfs;
 
 pub use offshoot_machine::run;
 pub use scratch::scratch_dir;

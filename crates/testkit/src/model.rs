@@ -4,8 +4,8 @@
 //! makes the same calls on both and compares the result of every call, and at the end everything
 //! that both show. [`actor`] makes random calls.
 //!
-//! Where POSIX leaves a choice, the model follows btrfs. Directories have one link, and their size
-//! is twice the length of all names in them. Data is counted in sectors of 4 KiB, and a written
+//! Where POSIX leaves a choice, the model follows btrfs, or the link counts of [`ModelManners`].
+//! Directories have one link, and their size is twice the length of all names in them. Data is counted in sectors of 4 KiB, and a written
 //! sector stays data until it is truncated. The model has no limits of space or of numbers, and it
 //! counts space in whole sectors: no data is inline.
 
@@ -26,9 +26,22 @@ use offshoot_vfs::{Attr, Errno, Error, FileFlags, FileId, FileType, Parent, Resu
 /// The inode number of the root.
 const ROOT: u64 = 1;
 
+/// The format whose link counts the model shows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ModelManners {
+    /// Directories have one link.
+    #[default]
+    Btrfs,
+    /// Directories have two links, and one more for each directory in them. Their size depends on
+    /// the form of the directory, so a comparison leaves it out with
+    /// [`Aspect::DirectorySize`](crate::compare::Aspect::DirectorySize).
+    Xfs,
+}
+
 /// A filesystem in memory.
 #[derive(Debug)]
 pub struct Model {
+    manners: ModelManners,
     state: Mutex<ModelState>,
 }
 
@@ -98,7 +111,13 @@ impl Model {
         let (read_only, made) = (BTreeSet::new(), BTreeMap::new());
         let (default, compression) = (ROOT, "zlib");
         let state = ModelState { nodes, next_ino, read_only, made, default, compression };
-        Self { state: Mutex::new(state) }
+        Self { manners: ModelManners::default(), state: Mutex::new(state) }
+    }
+
+    /// The same files with the link counts of another format.
+    #[must_use]
+    pub fn with_manners(self, manners: ModelManners) -> Self {
+        Self { manners, ..self }
     }
 
     /// From now on, files that have the flag COMPRESS and name no method use this one: `zlib`,
@@ -167,6 +186,12 @@ impl ModelState {
             NodeBody::Directory(directory) => Ok(directory),
             _ => posix(Errno::NOTDIR, dir),
         }
+    }
+
+    /// How many directories are in a directory.
+    fn subdirectories(&self, dir: &ModelDirectory) -> Result<u32> {
+        let types = dir.entries.values().map(|(_, ino)| self.file_type(id(*ino)));
+        types.map(|found| found.map(|found| u32::from(found == FileType::Directory))).sum()
     }
 
     fn directory_mut(&mut self, dir: FileId) -> Result<&mut ModelDirectory> {

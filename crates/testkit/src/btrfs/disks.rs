@@ -1,36 +1,23 @@
-//! Image files, loop devices and mounts, undone on drop.
+//! The image files of btrfs volumes, and their mounts.
 //!
 //! ```text
 //! Disks              sparse image files in a temporary directory; one per member
 //!   MountedMembers   all or some of them attached to loop devices and mounted somewhere
-//!     AttachedLoop   one image file on one loop device
 //! ```
 //!
-//! Everything is undone in the reverse order, also after a panic: unmount, make the kernel forget
-//! the members, detach the loop devices, remove the files. A step that cannot be undone is reported
-//! on standard error and fails the test, because a loop device that stays behind harms the next
-//! program that uses it.
-//!
-//! Loop devices belong to the whole machine, and other programs take them at the same time. So
-//! attaching is tried again if another program took the free device first.
+//! [`loops`](crate::loops) undoes everything. The kernel forgets a member before it is detached.
 
-use std::ffi::{CString, OsStr};
-use std::fs::File;
-use std::os::unix::fs::FileExt;
+use std::ffi::OsStr;
+use std::ops::{Deref, DerefMut};
 use std::path::{Path, PathBuf};
 use std::process::Output;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use offshoot_device::{BlockDevice, FileDevice};
-use rustix::io::Errno;
-use rustix::mount::{MountFlags, UnmountFlags};
-use tempfile::TempDir;
-
 use crate::btrfs::judges::Judges;
+use crate::images::ImageFiles;
 use crate::kernel_log::KernelLog;
+use crate::loops::{AttachedLoop, LoopMount};
 use crate::run::{command, run, try_run};
-use crate::scratch_dir;
 
 /// The message with which the kernel completes the UUID tree: on the first mount of a volume that
 /// `mkfs.btrfs` made, and nowhere else.
@@ -41,67 +28,45 @@ pub const OLD_CACHE: &str = "space cache v1 is being deprecated";
 
 /// The image files of one volume.
 #[derive(Debug)]
-pub struct Disks {
-    images: Vec<PathBuf>,
-    dir: TempDir,
+pub struct Disks(ImageFiles);
+
+impl Deref for Disks {
+    type Target = ImageFiles;
+
+    fn deref(&self) -> &ImageFiles {
+        &self.0
+    }
 }
 
 impl Disks {
     /// `count` empty images of `mib` MiB each, all of them holes.
     #[must_use]
     pub fn create(_judges: &Judges, count: usize, mib: u64) -> Self {
-        let mut disks = Self { images: Vec::new(), dir: scratch_dir() };
-        (0..count).for_each(|_| disks.add_image(mib << 20));
-        disks
+        Self(ImageFiles::create(count, mib << 20))
     }
 
     /// One empty image of `size_bytes`, for a caller that is judged only for a moment and does not
     /// wait in the queue of [`Judges`].
     pub(crate) fn beside(size_bytes: u64) -> Self {
-        let mut disks = Self { images: Vec::new(), dir: scratch_dir() };
-        disks.add_image(size_bytes);
-        disks
+        Self(ImageFiles::create(1, size_bytes))
     }
 
     /// Copies these images as they are now. They may be mounted meanwhile.
     #[must_use]
     pub fn copy(&self, _judges: &Judges) -> Self {
-        let dir = scratch_dir();
-        let images = self
-            .images
-            .iter()
-            .map(|image| {
-                let copy = dir.path().join(image.file_name().expect("a file name"));
-                run("cp", &["--sparse=always".as_ref(), image.as_os_str(), copy.as_os_str()]);
-                copy
-            })
-            .collect();
-        Self { images, dir }
+        Self(self.0.copy())
     }
 
     /// Adds one more image.
     pub fn add(&mut self, mib: u64) {
-        self.add_image(mib << 20);
-    }
-
-    fn add_image(&mut self, size_bytes: u64) {
-        let path = self.dir.path().join(format!("member{}.img", self.images.len()));
-        let file = File::create(&path).expect("an image file");
-        file.set_len(size_bytes).expect("a sparse image file");
-        self.images.push(path);
-    }
-
-    /// The image files, in the order in which they became members.
-    #[must_use]
-    pub fn images(&self) -> &[PathBuf] {
-        &self.images
+        self.0.add(mib << 20);
     }
 
     /// Runs `mkfs.btrfs` with `options` over all images.
     pub fn mkfs(&self, options: &[&str]) {
         let mut args: Vec<&OsStr> = vec!["-q".as_ref(), "-f".as_ref()];
         args.extend(options.iter().map(OsStr::new));
-        args.extend(self.images.iter().map(|image| image.as_os_str()));
+        args.extend(self.images().iter().map(|image| image.as_os_str()));
         run("mkfs.btrfs", &args);
     }
 
@@ -122,31 +87,13 @@ impl Disks {
             }
             std::thread::sleep(Duration::from_millis(20));
         }
-        panic!("the kernel does not complete the UUID tree of {}", self.images[0].display());
-    }
-
-    /// Copies the contents of these devices to the images, which must be empty.
-    ///
-    /// # Errors
-    /// Those of the devices and of the images.
-    pub fn fill(&self, devices: &[&dyn BlockDevice]) -> std::io::Result<()> {
-        let mut bytes = vec![0; 256 << 10];
-        for (device, image) in devices.iter().zip(&self.images) {
-            let file = File::options().write(true).open(image)?;
-            for offset in (0..device.size_bytes()).step_by(bytes.len()) {
-                device.read_at(offset, &mut bytes)?;
-                if bytes.iter().any(|&byte| byte != 0) {
-                    file.write_all_at(&bytes, offset)?;
-                }
-            }
-        }
-        Ok(())
+        panic!("the kernel does not complete the UUID tree of {}", self.images()[0].display());
     }
 
     /// Mounts all members with `options`, in the form of `mount -o`.
     #[must_use]
     pub fn mount(&self, options: &str) -> MountedMembers {
-        MountedMembers::new(&self.images, options)
+        MountedMembers::new(self.images(), options)
     }
 
     /// Like [`mount`](Self::mount), but watched: when the volume is unmounted, the kernel must have
@@ -154,39 +101,18 @@ impl Disks {
     /// Lines that contain one of `expected` are allowed.
     #[must_use]
     pub fn mount_watched(&self, options: &str, expected: &[&'static str]) -> MountedMembers {
-        let attached = AttachedImages::new(&self.images);
+        let attached = AttachedImages::new(self.images());
         // The kernel may have complained about the previous user of the loop devices.
         let log = KernelLog::start();
-        let mut mount = attached.mount(options).unwrap_or_else(|reason| panic!("{reason}"));
-        mount.watch = Some((log, expected.to_vec()));
-        mount
+        let mount = attached.mount(options).unwrap_or_else(|reason| panic!("{reason}"));
+        MountedMembers(mount.0.watched(log, expected))
     }
 
     /// Mounts only the members with these indexes.
     #[must_use]
     pub fn mount_some(&self, members: &[usize], options: &str) -> MountedMembers {
-        let images: Vec<_> = members.iter().map(|&index| self.images[index].clone()).collect();
+        let images: Vec<_> = members.iter().map(|&index| self.images()[index].clone()).collect();
         MountedMembers::new(&images, options)
-    }
-
-    /// All members as devices for reading.
-    #[must_use]
-    pub fn devices(&self) -> Vec<Arc<dyn BlockDevice>> {
-        self.images.iter().map(|image| device(image)).collect()
-    }
-
-    /// All members as devices for writing.
-    #[must_use]
-    pub fn writable_devices(&self) -> Vec<Arc<dyn BlockDevice>> {
-        let open =
-            |image| FileDevice::open_writable(image).expect("no other program uses the image");
-        self.images.iter().map(|image| Arc::new(open(image)) as Arc<dyn BlockDevice>).collect()
-    }
-
-    /// The members with these indexes as devices for reading.
-    #[must_use]
-    pub fn some_devices(&self, members: &[usize]) -> Vec<Arc<dyn BlockDevice>> {
-        members.iter().map(|&index| device(&self.images[index])).collect()
     }
 
     /// Checks that `btrfs check` finds nothing, in metadata and in data.
@@ -259,80 +185,31 @@ fn assert_nothing_found(image: &Path, output: &Output, is_harmless: impl Fn(&str
     );
 }
 
-fn device(image: &Path) -> Arc<dyn BlockDevice> {
-    Arc::new(FileDevice::open(image).expect("an image that was just made opens"))
-}
-
-/// One image on one loop device.
-#[derive(Debug)]
-struct AttachedLoop {
-    device: String,
-    image: PathBuf,
-}
-
-impl AttachedLoop {
-    fn attach(image: &Path, sector_bytes: u32) -> Self {
-        // The lock keeps two threads of one process from racing for the same free device.
-        static ATTACHING: Mutex<()> = Mutex::new(());
-        let sector_size = format!("--sector-size={sector_bytes}");
-        let args: [&OsStr; 4] =
-            ["--find".as_ref(), "--show".as_ref(), sector_size.as_ref(), image.as_os_str()];
-        let mut reason = String::new();
-        for attempt in 0..50 {
-            let attached = {
-                let _turn = ATTACHING.lock().unwrap_or_else(PoisonError::into_inner);
-                try_run("losetup", &args)
-            };
-            match attached {
-                Ok(device) => {
-                    return Self { device: device.trim().to_owned(), image: image.to_owned() };
-                }
-                Err(error) => reason = error,
-            }
-            std::thread::sleep(Duration::from_millis(10 + attempt * 4));
-        }
-        panic!("no loop device for {}: {reason}", image.display());
-    }
-
-    /// The file that the device is attached to now, if it is attached.
-    fn backing_file(&self) -> Option<String> {
-        let name = self.device.strip_prefix("/dev/")?;
-        let path = format!("/sys/block/{name}/loop/backing_file");
-        let file = std::fs::read_to_string(path).ok()?;
-        // A loop device still holds an image that was removed before it.
-        Some(file.trim().trim_end_matches(" (deleted)").to_owned())
-    }
-}
-
-impl Drop for AttachedLoop {
-    fn drop(&mut self) {
-        // The kernel remembers the members of unmounted volumes. A later volume on the same loop
-        // device, or a degraded mount, must not find this one.
-        let _ = try_run("btrfs", &["device", "scan", "--forget", &self.device]);
-        let mut reason = String::new();
-        for attempt in 0..50 {
-            // Once our image is detached, another program may already have taken the device.
-            if self.backing_file().is_none_or(|file| Path::new(&file) != self.image) {
-                return;
-            }
-            if let Err(error) = try_run("losetup", &["--detach", &self.device]) {
-                reason = error;
-            }
-            std::thread::sleep(Duration::from_millis(2 + attempt * 4));
-        }
-        loudly(&format!("{} stays on {}: {reason}", self.image.display(), self.device));
-    }
+/// Attaches a member. The kernel remembers the members of unmounted volumes, and a later volume on
+/// the same loop device, or a degraded mount, must not find this one. So the kernel forgets it
+/// before it is detached.
+fn attach(image: &Path, sector_bytes: u32) -> AttachedLoop {
+    AttachedLoop::attach(image, sector_bytes).before_detach(|device| {
+        let _ = try_run("btrfs", &["device", "scan", "--forget", device]);
+    })
 }
 
 /// Members of a volume, attached and mounted.
 #[derive(Debug)]
-pub struct MountedMembers {
-    // The fields are dropped in this order, after the unmount in `drop`.
-    loops: Vec<AttachedLoop>,
-    dir: TempDir,
-    /// For a watched mount: the end of the kernel's log before the mount, and what the kernel may
-    /// log.
-    watch: Option<(KernelLog, Vec<&'static str>)>,
+pub struct MountedMembers(LoopMount);
+
+impl Deref for MountedMembers {
+    type Target = LoopMount;
+
+    fn deref(&self) -> &LoopMount {
+        &self.0
+    }
+}
+
+impl DerefMut for MountedMembers {
+    fn deref_mut(&mut self) -> &mut LoopMount {
+        &mut self.0
+    }
 }
 
 impl MountedMembers {
@@ -348,67 +225,12 @@ impl MountedMembers {
         AttachedImages::new(images).mount(options)
     }
 
-    /// The mount point.
-    #[must_use]
-    pub fn path(&self) -> &Path {
-        self.dir.path()
-    }
-
-    /// The loop devices of the members, in the order in which they were given.
-    #[must_use]
-    pub fn devices(&self) -> Vec<&str> {
-        self.loops.iter().map(|member| member.device.as_str()).collect()
-    }
-
     /// Attaches one more image and makes it a member with `btrfs device add`.
     pub fn add_device(&mut self, image: &Path) {
-        let member = AttachedLoop::attach(image, 512);
-        let dir = self.dir.path();
-        run(
-            "btrfs",
-            &[
-                "device".as_ref(),
-                "add".as_ref(),
-                "-f".as_ref(),
-                member.device.as_ref(),
-                dir.as_os_str(),
-            ],
-        );
-        self.loops.push(member);
-    }
-
-    /// Changes the options of the mount.
-    pub fn remount(&self, options: &str) {
-        let (flags, data) = split_options(options);
-        rustix::mount::mount_remount(self.path(), flags, data.as_c_str())
-            .unwrap_or_else(|error| panic!("remount with {options}: {error}"));
-    }
-
-    /// Commits everything that was written, so that it is on the images.
-    pub fn sync(&self) {
-        let root = File::open(self.path()).expect("the root of a mount opens");
-        rustix::fs::syncfs(root).expect("sync of a mounted volume");
-    }
-}
-
-impl Drop for MountedMembers {
-    fn drop(&mut self) {
-        let mut result = Ok(());
-        for attempt in 0..50 {
-            result = rustix::mount::unmount(self.dir.path(), UnmountFlags::empty());
-            match result {
-                Err(Errno::BUSY) => std::thread::sleep(Duration::from_millis(2 + attempt * 4)),
-                _ => break,
-            }
-        }
-        if let Err(error) = result {
-            loudly(&format!("unmount {}: {error}", self.dir.path().display()));
-        }
-        // The loop devices are still ours, so the lines are not about another user of them.
-        let watch = self.watch.take().filter(|_| !std::thread::panicking());
-        if let Some((log, expected)) = watch {
-            log.assert_only(&self.devices(), &expected);
-        }
+        let member = attach(image, 512);
+        let (device, dir) = (member.device().as_ref(), self.path().as_os_str());
+        run("btrfs", &["device".as_ref(), "add".as_ref(), "-f".as_ref(), device, dir]);
+        self.0.add_loop(member);
     }
 }
 
@@ -428,15 +250,13 @@ impl AttachedImages {
     /// The same with sectors of `sector_bytes`.
     #[must_use]
     pub fn with_sectors(images: &[PathBuf], sector_bytes: u32) -> Self {
-        Self {
-            loops: images.iter().map(|image| AttachedLoop::attach(image, sector_bytes)).collect(),
-        }
+        Self { loops: images.iter().map(|image| attach(image, sector_bytes)).collect() }
     }
 
     /// The loop devices, in the order of the images.
     #[must_use]
     pub fn devices(&self) -> Vec<&str> {
-        self.loops.iter().map(|member| member.device.as_str()).collect()
+        self.loops.iter().map(AttachedLoop::device).collect()
     }
 
     /// Mounts the loop devices as one volume.
@@ -444,41 +264,9 @@ impl AttachedImages {
     /// # Errors
     /// What the kernel said when it refused to mount them.
     pub fn mount(self, options: &str) -> Result<MountedMembers, String> {
-        let dir = tempfile::Builder::new()
-            .prefix("offshoot-mount-")
-            .tempdir()
-            .map_err(|error| format!("a mount point: {error}"))?;
-        let (flags, mut data) = split_options(options);
         // With `device=` options the kernel uses these members, and no others.
-        for member in &self.loops {
-            let separator = if data.as_bytes().is_empty() { "" } else { "," };
-            let mut bytes = data.into_bytes();
-            bytes.extend_from_slice(format!("{separator}device={}", member.device).as_bytes());
-            data = CString::new(bytes).expect("no NUL in mount options");
-        }
-        rustix::mount::mount(&self.loops[0].device, dir.path(), "btrfs", flags, data.as_c_str())
-            .map_err(|error| format!("the kernel does not mount with `{options}`: {error}"))?;
-        Ok(MountedMembers { loops: self.loops, dir, watch: None })
+        let members = self.loops.iter().map(|member| format!("device={}", member.device()));
+        let options = std::iter::once(options.to_owned()).chain(members).collect::<Vec<_>>();
+        LoopMount::new(self.loops, "btrfs", &options.join(",")).map(MountedMembers)
     }
-}
-
-/// Splits `options` into the flags of the mount and the options for the filesystem.
-fn split_options(options: &str) -> (MountFlags, CString) {
-    let mut flags = MountFlags::empty();
-    let mut rest = Vec::new();
-    for option in options.split(',').filter(|option| !option.is_empty()) {
-        match option {
-            "ro" => flags |= MountFlags::RDONLY,
-            "rw" => {}
-            "noatime" => flags |= MountFlags::NOATIME,
-            _ => rest.push(option),
-        }
-    }
-    (flags, CString::new(rest.join(",")).expect("no NUL in mount options"))
-}
-
-/// Reports what could not be undone, and fails the test if it has not failed already.
-fn loudly(problem: &str) {
-    assert!(std::thread::panicking(), "left behind: {problem}");
-    eprintln!("left behind: {problem}");
 }

@@ -20,15 +20,14 @@
 
 pub mod data;
 pub mod handful;
-pub mod names;
 pub mod shapes;
-pub mod special;
 pub mod subvolumes;
-pub mod xattrs;
 
 use std::fs::File;
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+
+pub use crate::fill::{directory, names, special, sync, write, xattrs};
 
 /// The compression methods.
 pub const METHODS: [&str; 3] = ["zlib", "lzo", "zstd"];
@@ -96,23 +95,4 @@ pub fn subvolumes_of_a_crowd(root: &Path) {
         subvolumes::create(&path);
         crowd(&path, if name == "kept" { 30 } else { 8000 });
     }
-}
-
-/// Makes the directory `name` in `parent`.
-#[must_use]
-pub fn directory(parent: &Path, name: &str) -> PathBuf {
-    let dir = parent.join(name);
-    std::fs::create_dir(&dir).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
-    dir
-}
-
-/// Writes a whole file.
-pub fn write(path: &Path, bytes: &[u8]) {
-    std::fs::write(path, bytes).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-}
-
-/// Commits everything that was written to the filesystem of `path`.
-pub fn sync(path: &Path) {
-    let file = File::open(path).expect("a directory opens");
-    rustix::fs::syncfs(file).expect("sync of a mounted volume");
 }

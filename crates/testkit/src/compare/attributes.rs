@@ -53,7 +53,10 @@ impl ComparisonWalk<'_> {
         }
         let is_dir = judge.file_type == FileType::Directory;
         let has_shape = !is_dir || self.compare.includes(Aspect::DirectoryShape);
-        if has_shape && (!is_dir || self.compare.includes(Aspect::TimesOfNames)) {
+        if has_shape
+            && self.compare.includes(Aspect::ModificationTimes)
+            && (!is_dir || self.compare.includes(Aspect::TimesOfNames))
+        {
             self.same(pair, "modification second", &ours.mtime.secs, &judge.mtime.secs);
             if self.compare.includes(Aspect::Nanoseconds) {
                 self.same(pair, "modification time", &ours.mtime, &judge.mtime);
@@ -61,6 +64,8 @@ impl ComparisonWalk<'_> {
         }
         if has_shape {
             self.same(pair, "links", &ours.nlink, &judge.nlink);
+        }
+        if has_shape && (!is_dir || self.compare.includes(Aspect::DirectorySize)) {
             self.same(pair, "size", &ours.size, &judge.size);
             if self.compare.includes(Aspect::Allocation) {
                 self.same(pair, "allocated bytes", &ours.allocated_bytes, &judge.allocated_bytes);

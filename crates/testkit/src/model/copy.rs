@@ -78,7 +78,11 @@ impl Copy<'_> {
             return Ok(ino);
         }
         let ino = ROOT + self.known.len() as u64;
-        let attr = Attr { file: id(ino), ..self.fs.attr(file)? };
+        let mut attr = Attr { file: id(ino), ..self.fs.attr(file)? };
+        if attr.file_type == FileType::Directory {
+            // Other formats count subdirectories too.
+            attr.nlink = 1;
+        }
         let body = match attr.file_type {
             FileType::Directory => NodeBody::Directory(ModelDirectory::default()),
             FileType::Symlink => NodeBody::Symlink(self.fs.read_link(file)?),

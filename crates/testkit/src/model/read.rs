@@ -4,7 +4,7 @@ use std::ops::{ControlFlow, Range};
 
 use offshoot_vfs::{Attr, DirEntry, Errno, FileFlags, FileId, FileSystem, Parent, Result, StatFs};
 
-use super::{Model, NodeBody, ROOT, id, posix};
+use super::{Model, ModelManners, NodeBody, ROOT, id, posix};
 
 /// The most that `read_data` shows at once, in bytes.
 const PIECE_BYTES: u64 = 1 << 20;
@@ -33,7 +33,16 @@ impl FileSystem for Model {
             NodeBody::Regular(contents) => contents.allocated_bytes(),
             _ => 0,
         };
-        Ok(Attr { allocated_bytes, ..node.attr })
+        // A directory that was removed while it was open has no links.
+        let nlink = match &node.body {
+            NodeBody::Directory(dir)
+                if self.manners == ModelManners::Xfs && node.attr.nlink > 0 =>
+            {
+                2 + state.subdirectories(dir)?
+            }
+            _ => node.attr.nlink,
+        };
+        Ok(Attr { allocated_bytes, nlink, ..node.attr })
     }
 
     fn flags(&self, file: FileId) -> Result<FileFlags> {

@@ -10,9 +10,9 @@ use rustix::fs::{FallocateFlags, XattrFlags, fallocate};
 use rustix::io::Errno;
 
 use super::data::{set_compression, set_nocow};
-use super::shapes::{create as new_file, put};
 use super::subvolumes::{create, snapshot};
 use super::{directory, sync, write};
+use crate::fill::shapes::{create as new_file, put};
 use crate::names::colliding;
 use crate::random::Random;
 
