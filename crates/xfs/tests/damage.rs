@@ -2,23 +2,28 @@
 //! what the volume held; with checksums that were made right again, or in version 4, which has
 //! none, it may give anything.
 
-mod made;
-
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::Write as _;
+use std::fs::{self, File};
 use std::ops::ControlFlow;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use made::{CopiedTree, Filling, MadeXfs, can_mount, fill};
-use offshoot_device::{BlockDevice, FileDevice, MemoryDevice};
+use offshoot_device::{BlockDevice, MemoryDevice};
 use offshoot_testkit::random::{Random, seed_of_run};
-use offshoot_testkit::run::run;
+use offshoot_testkit::xfs::disk::XfsDisk;
+use offshoot_testkit::xfs::fill;
+use offshoot_testkit::xfs::judges::{self, XfsJudges};
+use offshoot_testkit::xfs::matrix::XfsVolumeKind;
+use offshoot_testkit::xfs::recipe::XfsRecipe;
 use offshoot_vfs::{FileId, FileSystem, FileType, Result};
 use offshoot_xfs::{XfsOptions, XfsVolume};
 use offshoot_xfs_format::XfsGeometry;
 use offshoot_xfs_format::csum;
 use offshoot_xfs_format::superblock::XfsSuperblock;
+use rustix::fs::XattrFlags;
 
 /// What each path shows, or the error.
 type ShownPaths = BTreeMap<Vec<u8>, std::result::Result<String, String>>;
@@ -150,8 +155,8 @@ fn units(device: &dyn BlockDevice, geometry: &XfsGeometry) -> Vec<SealedUnit> {
 
 /// Opens and reads damaged versions of a volume for some seconds. Returns how often there was an
 /// error.
-fn damage(made: &MadeXfs, reseals: bool, is_checked: bool) {
-    let device: Arc<dyn BlockDevice> = Arc::new(FileDevice::open(&made.image()).unwrap());
+fn damage(disk: &XfsDisk, reseals: bool, is_checked: bool) {
+    let device = disk.device();
     let open = |device| {
         let options = XfsOptions { is_log_ignored: true, ..XfsOptions::default() };
         XfsVolume::open(device, &options)
@@ -212,83 +217,79 @@ fn damage(made: &MadeXfs, reseals: bool, is_checked: bool) {
     assert!(rounds > 10 && errors > 0);
 }
 
-const FILLING: Filling = Filling { names: 1500, extents: 300, has_reflink: true };
+/// Files of all forms of metadata, and few of each.
+fn fill_with_all_forms(root: &Path) {
+    fill::some(root, seed_of_run());
+    let scattered = File::create(root.join("scattered")).unwrap();
+    for index in 0..300 {
+        scattered.write_all_at(b"data", index * 131_072).unwrap();
+    }
+    let attributed = root.join("attributed");
+    fs::write(&attributed, []).unwrap();
+    for index in 0..300 {
+        let value = vec![b'v'; index % 200 + index / 299 * 5000];
+        let name = format!("user.number {index}");
+        rustix::fs::lsetxattr(&attributed, name, &value, XattrFlags::empty()).unwrap();
+    }
+}
 
-fn filled() -> MadeXfs {
-    let made = MadeXfs::new(512, &["-b", "size=1024"]);
-    let mount = made.mount("rw");
-    fill(mount.path(), seed_of_run(), FILLING);
-    drop(mount);
-    made
+fn filled(judges: &XfsJudges) -> XfsDisk {
+    XfsRecipe::new(XfsVolumeKind::named("block-1k")).fill(fill_with_all_forms).make(judges).disk
 }
 
 #[test]
 fn wrong_checksums_give_errors_or_what_was_there() {
-    if can_mount() {
-        damage(&filled(), false, true);
-    }
+    let Some(judges) = judges::require() else { return };
+    damage(&filled(&judges), false, true);
 }
 
 #[test]
 fn damage_with_right_checksums_ends_without_a_panic() {
-    if can_mount() {
-        damage(&filled(), true, false);
-    }
+    let Some(judges) = judges::require() else { return };
+    damage(&filled(&judges), true, false);
 }
 
 #[test]
 fn damage_without_checksums_ends_without_a_panic() {
-    if can_mount() {
-        let options = ["-m", "crc=0", "-b", "size=1024", "-i", "size=256"];
-        damage(&CopiedTree::volume(&options, 1500).0, false, false);
+    let Some(judges) = judges::require() else { return };
+    for kind in ["v4", "v4-block-512"] {
+        damage(&XfsRecipe::new(XfsVolumeKind::named(kind)).make(&judges).disk, false, false);
     }
-}
-
-/// Changes a field of a volume with `xfs_db`, which makes the checksum right.
-fn write(made: &MadeXfs, commands: &[&str]) {
-    let mut args = vec!["-x"];
-    for command in commands {
-        args.extend(["-c", command]);
-    }
-    let image = made.image();
-    args.push(image.to_str().unwrap());
-    run("xfs_db", &args);
 }
 
 #[test]
 fn rings_and_wrong_levels_are_found() {
-    if !can_mount() {
-        return;
-    }
-    let made = filled();
-    let before = made.open();
+    let Some(judges) = judges::require() else { return };
+    let disk = filled(&judges);
+    let open = || XfsVolume::open(disk.device(), &XfsOptions::default()).unwrap();
+    let before = open();
     let at = |path: &[&str]| {
         let lookup = |dir, name: &&str| before.lookup(dir, name.as_bytes()).unwrap();
         path.iter().fold(before.root(), lookup)
     };
     let inode = |file: FileId| format!("inode {}", file.ino);
-    let attributes = at(&["attributes", "node"]);
-    let (names, scattered) = (at(&["names-1500"]), at(&["scattered"]));
+    let attributes = at(&["attributed"]);
+    let (names, scattered) = (at(&["directories", "of-4000"]), at(&["scattered"]));
     // The last leaf of the attributes leads to the first one.
-    let said = made.xfs_db(&[&inode(attributes), "ablock 0", "p btree"]);
+    let said = disk.xfs_db(&[&inode(attributes), "ablock 0", "p btree"]);
     let leaf =
         |line: &str| line.split_once(',').unwrap().1.trim_end().trim_end_matches(']').to_owned();
     let leaves: Vec<_> = said.lines().filter(|line| line.contains(":[")).map(leaf).collect();
     assert!(leaves.len() > 2, "{said}");
     let (first, last) = (&leaves[0], &leaves[leaves.len() - 1]);
     let (to_leaf, forw) = (format!("ablock {last}"), format!("write hdr.info.hdr.forw {first}"));
-    write(&made, &[&inode(attributes), &to_leaf, &forw]);
+    disk.change_with_xfs_db(&[&inode(attributes), &to_leaf, &forw]);
     // The root of the tree of hashes leads to itself.
     let root = (1_u64 << 35 >> 10).to_string();
     let to_root = format!("dblock {root}");
     let before_it = format!("write nbtree[0].before {root}");
-    write(&made, &[&inode(names), &to_root, &before_it]);
+    disk.change_with_xfs_db(&[&inode(names), &to_root, &before_it]);
     // Two children of the root of a tree of extents are one block.
-    let said = made.xfs_db(&[&inode(scattered), "p u3.bmbt.ptrs[1]"]);
+    let said = disk.xfs_db(&[&inode(scattered), "p u3.bmbt.ptrs[1]"]);
     let child = said.split(':').nth(1).unwrap_or(&said).trim();
     let child = child.rsplit(' ').next().unwrap();
-    write(&made, &[&inode(scattered), &format!("write u3.bmbt.ptrs[2] {child}")]);
-    let ours = made.open();
+    disk.change_with_xfs_db(&[&inode(scattered), &format!("write u3.bmbt.ptrs[2] {child}")]);
+    let ours = open();
     let mut count = 0;
     let read = ours.xattrs(attributes, &mut |_, _| {
         count += 1;
