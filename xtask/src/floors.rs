@@ -1,6 +1,6 @@
-//! The floors of the btrfs engine: which room may call which.
+//! The floors of the engines: which room may call which.
 //!
-//! A room is a file or folder right under `crates/btrfs/src`. A room calls only rooms on lower
+//! A room is a file or folder right under the `src` of an engine. A room calls only rooms on lower
 //! floors; rooms on one floor do not call each other. It adds methods only to its own types. Tests
 //! may call anything.
 
@@ -10,64 +10,89 @@ use std::ffi::OsStr;
 use crate::shell::Result;
 use crate::sources;
 
-/// The folder of the rooms.
-const ROOMS: &str = "crates/btrfs/src";
+/// An engine with its floors.
+struct EngineFloors {
+    /// The folder of the rooms.
+    folder: &'static str,
+    /// The floors from the ground up.
+    floors: &'static [&'static [&'static str]],
+    /// Names in the root of the crate, which every room may use. Some are modules of `crates/kit`.
+    of_the_crate: &'static [&'static str],
+}
 
-/// The floors from the ground up.
-const FLOORS: &[&[&str]] = &[
-    &["events"],
-    &["report", "stats"],
-    &["storage"],
-    &["block"],
-    &["tree"],
-    &["options"],
-    &["space"],
-    &["transaction"],
-    &["delayed"],
-    &["data"],
-    &["inode"],
-    &["subvolume"],
-    &["log"],
-    &["upkeep"],
-    &["engine"],
-    &["mkfs", "scrub"],
-    &["filesystem"],
-    &["bench"],
-];
+const BTRFS: EngineFloors = EngineFloors {
+    folder: "crates/btrfs/src",
+    floors: &[
+        &["events"],
+        &["report", "stats"],
+        &["storage"],
+        &["block"],
+        &["tree"],
+        &["options"],
+        &["space"],
+        &["transaction"],
+        &["delayed"],
+        &["data"],
+        &["inode"],
+        &["subvolume"],
+        &["log"],
+        &["upkeep"],
+        &["engine"],
+        &["mkfs", "scrub"],
+        &["filesystem"],
+        &["bench"],
+    ],
+    of_the_crate: &["SubvolumeId", "cores", "counter", "ranges", "shared", "spread", "sync"],
+};
 
-/// Names in the root of the crate, which every room may use. Some are modules of `crates/kit`.
-const OF_THE_CRATE: &[&str] =
-    &["SubvolumeId", "cores", "counter", "ranges", "shared", "spread", "sync"];
+const XFS: EngineFloors = EngineFloors {
+    folder: "crates/xfs/src",
+    floors: &[
+        &["report"],
+        &["options"],
+        &["buffer"],
+        &["btree"],
+        &["group"],
+        &["inode"],
+        &["da", "remote"],
+        &["attr", "data", "dir", "symlink"],
+        &["volume"],
+        &["filesystem"],
+    ],
+    of_the_crate: &[],
+};
 
-/// Checks the engine against the floors.
+/// Checks the engines against their floors.
 ///
 /// # Errors
 /// Calls of rooms that are not below, and methods for types of other rooms.
 pub(crate) fn check() -> Result {
     let mut all = Vec::new();
-    sources::each(&[ROOMS], &["rs"], |file, text| {
-        let below = file.strip_prefix(ROOMS).unwrap_or(file);
-        let is_outside = |part: &OsStr| is_test(part.to_string_lossy().trim_end_matches(".rs"));
-        if !below.iter().any(is_outside) {
-            let complaints = complaints(&below.to_string_lossy(), text).into_iter();
-            all.extend(complaints.map(|(line, what)| format!("{}:{line}: {what}", file.display())));
-        }
-    })?;
+    for engine in [&BTRFS, &XFS] {
+        sources::each(&[engine.folder], &["rs"], |file, text| {
+            let below = file.strip_prefix(engine.folder).unwrap_or(file);
+            let is_outside = |part: &OsStr| is_test(part.to_string_lossy().trim_end_matches(".rs"));
+            if !below.iter().any(is_outside) {
+                let found = complaints(engine, &below.to_string_lossy(), text).into_iter();
+                all.extend(found.map(|(line, what)| format!("{}:{line}: {what}", file.display())));
+            }
+        })?;
+    }
     if all.is_empty() {
         return Ok(());
     }
-    Err(format!("the floors of the engine:\n{}", all.join("\n")))
+    Err(format!("the floors of the engines:\n{}", all.join("\n")))
 }
 
 /// What a file does that its room must not, each with its line number.
-fn complaints(file: &str, text: &str) -> Vec<(usize, String)> {
+fn complaints(engine: &EngineFloors, file: &str, text: &str) -> Vec<(usize, String)> {
     let (room, code) = (room_of(file), code_of(text));
     let calls = calls(file, &code);
     let mut complaints = Vec::new();
     let mut foreign = HashMap::new();
     for (line, path) in &calls {
         let target = &path[0];
-        if let Err(reason) = verdict(&room, target) {
+        if let Err(reason) = verdict(engine, &room, target) {
             complaints.push((*line, reason));
         }
         if *target != room {
@@ -173,13 +198,13 @@ fn has_methods(line: &str) -> Option<&str> {
 }
 
 /// Whether `room` may call `target`.
-fn verdict(room: &str, target: &str) -> Result {
-    let floor = |name: &str| FLOORS.iter().position(|floor| floor.contains(&name));
+fn verdict(engine: &EngineFloors, room: &str, target: &str) -> Result {
+    let floor = |name: &str| engine.floors.iter().position(|floor| floor.contains(&name));
     let Some(own) = floor(room) else {
         return Err(format!("the room {room} is on no floor"));
     };
     match floor(target) {
-        _ if room == target || OF_THE_CRATE.contains(&target) => Ok(()),
+        _ if room == target || engine.of_the_crate.contains(&target) => Ok(()),
         None => Err(format!("{room} calls {target}, which is on no floor")),
         Some(other) if other < own => Ok(()),
         Some(_) => Err(format!("{room} calls {target}, which is not below it")),
@@ -192,14 +217,14 @@ mod tests {
 
     #[test]
     fn an_arrow_that_runs_up_is_found() {
-        assert!(verdict("tree", "block").is_ok());
-        assert!(verdict("tree", "tree").is_ok());
-        let up = verdict("tree", "transaction").expect_err("it runs up");
+        assert!(verdict(&BTRFS, "tree", "block").is_ok());
+        assert!(verdict(&BTRFS, "tree", "tree").is_ok());
+        let up = verdict(&BTRFS, "tree", "transaction").expect_err("it runs up");
         assert_eq!(up, "tree calls transaction, which is not below it");
-        let beside = verdict("mkfs", "scrub").expect_err("they are on one floor");
+        let beside = verdict(&BTRFS, "mkfs", "scrub").expect_err("they are on one floor");
         assert_eq!(beside, "mkfs calls scrub, which is not below it");
-        assert!(verdict("attic", "tree").is_err());
-        assert!(verdict("tree", "attic").is_err());
+        assert!(verdict(&BTRFS, "attic", "tree").is_err());
+        assert!(verdict(&BTRFS, "tree", "attic").is_err());
     }
 
     /// The paths that are found in a file of this name.
@@ -226,7 +251,7 @@ mod tests {
         let text = "use crate::{a, b::{c::D, e as f},\n    g::H};\npub(in crate::space) fn i() {}";
         let expected = [(1, "a"), (1, "b::c::D"), (1, "b::f"), (1, "g::H"), (3, "space")];
         assert_eq!(found("log.rs", text), paths(expected));
-        let up = complaints("tree.rs", "use crate::{block::TreeBlock, log::Wanted};\n");
+        let up = complaints(&BTRFS, "tree.rs", "use crate::{block::TreeBlock, log::Wanted};\n");
         assert_eq!(up, [(1, "tree calls log, which is not below it".to_owned())]);
     }
 
@@ -243,14 +268,14 @@ mod tests {
     fn methods_for_types_of_another_room_are_found() {
         let (rooms, handle) = ("use crate::inode::Rooms;\n", "use crate::inode::{self, Handle};\n");
         let own = format!("{rooms}impl Upkeep for Rooms {{\n}}\nimpl<'v> Line<'v> {{\n}}\n");
-        assert_eq!(complaints("upkeep.rs", &own), []);
+        assert_eq!(complaints(&BTRFS, "upkeep.rs", &own), []);
         let foreign = format!("{rooms}{handle}impl Rooms {{\n}}\nimpl<'v> Handle<'v> {{\n}}\n");
         let complaint = |name| format!("upkeep adds methods to {name} of inode");
         let expected = [(3, complaint("Rooms")), (5, complaint("Handle"))];
-        assert_eq!(complaints("upkeep.rs", &foreign), expected);
-        let by_path = complaints("upkeep.rs", "impl crate::inode::Rooms {\n}\n");
+        assert_eq!(complaints(&BTRFS, "upkeep.rs", &foreign), expected);
+        let by_path = complaints(&BTRFS, "upkeep.rs", "impl crate::inode::Rooms {\n}\n");
         assert_eq!(by_path, [(1, complaint("Rooms"))]);
-        assert_eq!(complaints("inode/join.rs", &foreign), []);
+        assert_eq!(complaints(&BTRFS, "inode/join.rs", &foreign), []);
     }
 
     #[test]

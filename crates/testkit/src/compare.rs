@@ -63,6 +63,9 @@ pub enum Aspect {
     Flags,
     /// The compression flags: an engine that compresses marks a file that did not get smaller.
     CompressionFlags,
+    /// The attributes in which XFS stores access control lists. The kernel shows them to root,
+    /// beside those of system calls with the same lists.
+    StoredLists,
 }
 
 /// What to compare.

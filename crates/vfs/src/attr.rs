@@ -6,10 +6,10 @@ use std::time::SystemTime;
 /// Which file: the pair that POSIX calls `st_dev` and `st_ino`.
 ///
 /// A btrfs volume has an inode number space in every subvolume, so the inode
-/// number alone does not name a file.
+/// number alone does not name a file. A format with one number space gives it 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FileId {
-    /// The number space: on btrfs the id of the subvolume.
+    /// The number space: on btrfs the id of the subvolume; 0 where there is only one.
     pub dev: u64,
     /// The inode number in it.
     pub ino: u64,
@@ -17,7 +17,8 @@ pub struct FileId {
 
 impl fmt::Display for FileId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "inode {} of subvolume {}", self.ino, self.dev)
+        write!(f, "inode {}", self.ino)?;
+        if self.dev == 0 { Ok(()) } else { write!(f, " of subvolume {}", self.dev) }
     }
 }
 
@@ -117,7 +118,8 @@ pub struct Attr {
     pub file_type: FileType,
     /// Permission, set-id and sticky bits (the low 12 bits of `st_mode`).
     pub permissions: u32,
-    /// The number of names it has. Directories always have 1 on btrfs.
+    /// The number of names it has. Directories always have 1 on btrfs, and on XFS one more for `.`
+    /// and for each `..` that leads to them.
     pub nlink: u32,
     /// The user that owns it.
     pub uid: u32,

@@ -34,9 +34,9 @@ struct LogVolume {
 }
 
 /// A mount that ends with the value.
-struct LoopMount(PathBuf);
+struct LoggingMount(PathBuf);
 
-impl Drop for LoopMount {
+impl Drop for LoggingMount {
     fn drop(&mut self) {
         let _ = try_run("umount", &[&self.0]);
     }
@@ -65,17 +65,17 @@ impl LogVolume {
         self.dir.path().join("image")
     }
 
-    fn mount(&self, options: &str) -> LoopMount {
+    fn mount(&self, options: &str) -> LoggingMount {
         self.try_mount(options).unwrap_or_else(|reason| panic!("{reason}"))
     }
 
-    fn try_mount(&self, options: &str) -> Result<LoopMount, String> {
+    fn try_mount(&self, options: &str) -> Result<LoggingMount, String> {
         let place = self.dir.path().join("mount");
         std::fs::create_dir_all(&place).expect("a place to mount at");
         let options = format!("loop{options}");
         let args = [Path::new("-o"), Path::new(&options), &self.image(), &place];
         try_run("mount", &[&[Path::new("-t"), Path::new("xfs")], &args[..]].concat())?;
-        Ok(LoopMount(place))
+        Ok(LoggingMount(place))
     }
 
     /// Runs `script` in the mounted volume, and shuts it down as by a crash with its log forced.

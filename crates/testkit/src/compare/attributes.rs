@@ -76,7 +76,12 @@ impl ComparisonWalk<'_> {
     /// Compares the extended attributes, as a list and one by one.
     pub(super) fn xattrs(&mut self, pair: &ComparedPair) {
         let ours = sorted_xattrs(self.ours, pair.ours);
-        let judge = sorted_xattrs(self.judge, pair.judge);
+        let mut judge = sorted_xattrs(self.judge, pair.judge);
+        if let Ok(list) = &mut judge
+            && !self.compare.includes(Aspect::StoredLists)
+        {
+            list.retain(|(name, _)| !name.starts_with(b"trusted.SGI_ACL_"));
+        }
         if let Ok(list) = &judge {
             self.outcome.xattrs += list.len() as u64;
             for (name, value) in list {

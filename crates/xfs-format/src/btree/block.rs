@@ -84,20 +84,31 @@ impl<'a> XfsBtreeBlock<'a> {
                 "sibling {sibling} of block {own}"
             );
         }
-        let content = &bytes[tree.header_len(geometry)..];
-        let block = if level == 0 {
-            let entries = &content[..count * tree.record_len()];
-            Self { tree, header, entries, pointers: &[] }
-        } else {
-            let pointers = &content[capacity * tree.key_len()..][..count * tree.pointer_len()];
-            Self { tree, header, entries: &content[..count * tree.key_len()], pointers }
-        };
+        let block = Self::view(bytes, geometry, tree);
         if level == 0 {
             block.verify_records(geometry, ag)?;
         } else {
             block.verify_children(geometry, ag)?;
         }
         Ok(block)
+    }
+
+    /// Views a block that [`Self::verify`] has accepted before. One that it has not may give wrong
+    /// entries, or none.
+    #[must_use]
+    pub fn view(bytes: &'a [u8], geometry: &XfsGeometry, tree: XfsTree) -> Self {
+        let header = XfsBtreeHeader::read(bytes, geometry, tree);
+        let (level, count) = (header.level, usize::from(header.count));
+        let content = bytes.get(tree.header_len(geometry)..).unwrap_or_default();
+        let (entry, pointers) = if level == 0 {
+            (tree.record_len(), &[][..])
+        } else {
+            let pointers = content.get(tree.capacity(geometry, level) * tree.key_len()..);
+            let pointers = pointers.and_then(|rest| rest.get(..count * tree.pointer_len()));
+            (tree.key_len(), pointers.unwrap_or_default())
+        };
+        let entries = content.get(..count * entry).unwrap_or_default();
+        Self { tree, header, entries, pointers }
     }
 
     fn verify_records(&self, geometry: &XfsGeometry, ag: AgNumber) -> Result<(), Malformed> {

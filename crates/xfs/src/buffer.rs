@@ -1,0 +1,277 @@
+//! Buffers: verified blocks of metadata, and the cache of them. All reads of the volume go through
+//! this room, those of data too.
+//!
+//! A caller says where the block is and what it has to be. An [`XfsBuffer`] is the proof that its
+//! bytes were verified as that. Buffers are shared by [`Arc`], so a cache hit copies nothing, and
+//! two threads that miss the same buffer read it once. The cache holds at most its budget in bytes.
+
+use std::io;
+use std::sync::Arc;
+
+use offshoot_device::BlockDevice;
+use offshoot_vfs::{Error, Malformed, Result, Structure};
+use offshoot_xfs_format::attr::leaf::XattrLeaf;
+use offshoot_xfs_format::btree::{XfsBtreeBlock, XfsTree};
+use offshoot_xfs_format::da::{DaExpected, DaKind, DaNode};
+use offshoot_xfs_format::dir::block::DirBlock;
+use offshoot_xfs_format::dir::data::DirData;
+use offshoot_xfs_format::dir::leaf::DirLeaf;
+use offshoot_xfs_format::group::{Agf, Agi};
+use offshoot_xfs_format::{AgNumber, BasicBlock, FileBlock, FsBlock, Ino, XfsGeometry};
+use quick_cache::Weighter;
+use quick_cache::sync::Cache;
+
+/// What a buffer has to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum BufferRole {
+    /// The AGF of a group.
+    FreeSpace(AgNumber),
+    /// The AGI of a group.
+    Inodes(AgNumber),
+    /// Blocks of inodes, which are verified one by one when they are loaded.
+    InodeCluster,
+    /// A block of a tree; of the extents of a file, if there is an owner.
+    TreeBlock(XfsTree, FsBlock, Option<Ino>),
+    /// A block of a directory, at this place of its data fork.
+    Directory(Ino, FileBlock),
+    /// A leaf or a node of the attributes of a file, at this place of its attribute fork.
+    Attributes(Ino, FileBlock),
+}
+
+/// A range of the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct DiskRun {
+    pub(crate) at: BasicBlock,
+    pub(crate) bytes: usize,
+}
+
+/// Bytes that were verified as their role.
+#[derive(Debug)]
+pub(crate) struct XfsBuffer {
+    role: BufferRole,
+    place: BasicBlock,
+    bytes: Box<[u8]>,
+}
+
+impl XfsBuffer {
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    fn verify(&self, geometry: &XfsGeometry) -> Result<(), Malformed> {
+        let bytes = self.bytes();
+        let expected =
+            |owner, block| DaExpected { place: self.place, owner: Some(owner), block: Some(block) };
+        match self.role {
+            BufferRole::FreeSpace(ag) => Agf::parse(bytes, geometry, ag).map(drop),
+            BufferRole::Inodes(ag) => Agi::parse(bytes, geometry, ag).map(drop),
+            BufferRole::InodeCluster => Ok(()),
+            BufferRole::TreeBlock(tree, at, owner) => {
+                XfsBtreeBlock::verify(bytes, geometry, tree, at, owner).map(drop)
+            }
+            BufferRole::Directory(owner, block) => {
+                self.verify_directory(geometry, &expected(owner, block))
+            }
+            BufferRole::Attributes(owner, block) => {
+                self.verify_attributes(geometry, &expected(owner, block))
+            }
+        }
+    }
+
+    /// Proves a block of a directory, as what its magic number says.
+    fn verify_directory(
+        &self,
+        geometry: &XfsGeometry,
+        expected: &DaExpected,
+    ) -> Result<(), Malformed> {
+        let bytes = self.bytes();
+        match DaKind::of_directory(geometry, bytes) {
+            Some(DaKind::DirBlock) => DirBlock::parse(geometry, bytes, expected).map(drop),
+            Some(DaKind::DirData) => DirData::parse(geometry, bytes, expected).map(drop),
+            Some(kind @ (DaKind::DirLeaf | DaKind::DirNodeLeaf)) => {
+                DirLeaf::parse(geometry, kind, bytes, expected).map(drop)
+            }
+            Some(kind @ DaKind::DirNode) => {
+                DaNode::parse(geometry, kind, bytes, expected).map(drop)
+            }
+            _ => Err(Malformed::new(Structure::DirectoryBlock, NO_MAGIC)),
+        }
+    }
+
+    /// Proves a block of an attribute fork, as what its magic number says.
+    fn verify_attributes(
+        &self,
+        geometry: &XfsGeometry,
+        expected: &DaExpected,
+    ) -> Result<(), Malformed> {
+        let bytes = self.bytes();
+        match DaKind::of_attributes(geometry, bytes) {
+            Some(DaKind::AttrLeaf) => XattrLeaf::parse(geometry, bytes, expected).map(drop),
+            Some(kind @ DaKind::AttrNode) => {
+                DaNode::parse(geometry, kind, bytes, expected).map(drop)
+            }
+            _ => Err(Malformed::new(Structure::AttributeBlock, NO_MAGIC)),
+        }
+    }
+
+    /// A view of a block that was verified as one of a directory.
+    pub(crate) fn directory(&self, geometry: &XfsGeometry) -> Result<DirectoryView<'_>> {
+        let bytes = self.bytes();
+        let view = match DaKind::of_directory(geometry, bytes) {
+            Some(DaKind::DirBlock) => DirBlock::view(geometry, bytes).map(DirectoryView::Whole),
+            Some(DaKind::DirData) => DirData::view(geometry, bytes).map(DirectoryView::Data),
+            Some(kind @ DaKind::DirNode) => {
+                DaNode::view(geometry, kind, bytes).map(DirectoryView::Node)
+            }
+            kind => DirLeaf::view(geometry, kind.unwrap_or(DaKind::DirLeaf), bytes)
+                .map(DirectoryView::Leaf),
+        };
+        view.map_err(|problem| self.damaged(problem))
+    }
+
+    /// A view of a block that was verified as one of an attribute fork.
+    pub(crate) fn attributes(&self, geometry: &XfsGeometry) -> Result<AttributeView<'_>> {
+        let bytes = self.bytes();
+        let view = match DaKind::of_attributes(geometry, bytes) {
+            Some(kind @ DaKind::AttrNode) => {
+                DaNode::view(geometry, kind, bytes).map(AttributeView::Node)
+            }
+            _ => XattrLeaf::view(geometry, bytes).map(AttributeView::Leaf),
+        };
+        view.map_err(|problem| self.damaged(problem))
+    }
+
+    /// The error about the buffer.
+    #[cold]
+    pub(crate) fn damaged(&self, problem: Malformed) -> Error {
+        damaged_at(self.place, problem)
+    }
+}
+
+/// What is wrong with a block that has the magic number of no block of its kind.
+const NO_MAGIC: &str = "its magic number is that of no such block";
+
+/// A verified block of a directory.
+pub(crate) enum DirectoryView<'a> {
+    /// The only block: entries and their hashes.
+    Whole(DirBlock<'a>),
+    /// Entries.
+    Data(DirData<'a>),
+    /// Hashes.
+    Leaf(DirLeaf<'a>),
+    /// A node above the leaves.
+    Node(DaNode<'a>),
+}
+
+/// A verified block of an attribute fork.
+pub(crate) enum AttributeView<'a> {
+    /// Attributes.
+    Leaf(XattrLeaf<'a>),
+    /// A node above the leaves.
+    Node(DaNode<'a>),
+}
+
+/// Weighs a buffer by its bytes.
+#[derive(Clone)]
+struct BufferWeight;
+
+impl Weighter<u64, Arc<XfsBuffer>> for BufferWeight {
+    fn weight(&self, _place: &u64, buffer: &Arc<XfsBuffer>) -> u64 {
+        buffer.bytes.len() as u64
+    }
+}
+
+/// The device of a volume, its geometry, and the cache of its metadata.
+#[derive(Debug)]
+pub(crate) struct XfsBuffers {
+    device: Arc<dyn BlockDevice>,
+    geometry: XfsGeometry,
+    cache: Cache<u64, Arc<XfsBuffer>, BufferWeight>,
+}
+
+impl XfsBuffers {
+    /// The blocks of a volume on `device`, with a cache of at most `budget_bytes`.
+    pub(crate) fn new(
+        device: Arc<dyn BlockDevice>,
+        geometry: XfsGeometry,
+        budget_bytes: u64,
+    ) -> Self {
+        let blocks = usize::try_from(budget_bytes >> geometry.block_log).unwrap_or(usize::MAX);
+        let cache = Cache::with_weighter(blocks, budget_bytes, BufferWeight);
+        Self { device, geometry, cache }
+    }
+
+    pub(crate) fn geometry(&self) -> &XfsGeometry {
+        &self.geometry
+    }
+
+    /// Fills `bytes` from a place on. The caller verifies them, if they can be verified.
+    pub(crate) fn read_into(&self, at: u64, bytes: &mut [u8]) -> Result<()> {
+        let len = bytes.len();
+        self.device.read_at(at, bytes).map_err(|error| self.failed(at, len, error))
+    }
+
+    /// Tells the device that the range will be read soon.
+    pub(crate) fn prefetch(&self, at: u64, len: u64) {
+        self.device.prefetch(at, len);
+    }
+
+    /// The block of the volume at `at`, verified as `role`.
+    pub(crate) fn block(&self, at: FsBlock, role: BufferRole) -> Result<Arc<XfsBuffer>> {
+        let place = self.geometry.place_of(at).ok_or_else(|| {
+            let problem = format!("block {at} is not in the volume");
+            Error::corrupt(Structure::ExtentRecord, problem)
+        })?;
+        self.read(&[DiskRun { at: place, bytes: self.geometry.block_size() }], role)
+    }
+
+    /// The buffer that consists of `runs`, at least one, verified as `role`.
+    pub(crate) fn read(&self, runs: &[DiskRun], role: BufferRole) -> Result<Arc<XfsBuffer>> {
+        let place = runs.first().map_or(BasicBlock(0), |run| run.at);
+        let len = runs.iter().map(|run| run.bytes).sum();
+        let mut was_read = false;
+        let found = self.cache.get_or_insert_with(&place.0, || {
+            was_read = true;
+            self.read_verified(runs, role)
+        })?;
+        if was_read || found.role == role && found.bytes.len() == len {
+            return Ok(found);
+        }
+        // Two structures name this place, and at least one of them is wrong.
+        let buffer = self.read_verified(runs, role)?;
+        self.cache.insert(place.0, buffer.clone());
+        Ok(buffer)
+    }
+
+    fn read_verified(&self, runs: &[DiskRun], role: BufferRole) -> Result<Arc<XfsBuffer>> {
+        let mut bytes = vec![0; runs.iter().map(|run| run.bytes).sum()].into_boxed_slice();
+        let mut rest = &mut bytes[..];
+        for run in runs {
+            let (part, behind) = rest.split_at_mut(run.bytes);
+            self.read_into(run.at.bytes(), part)?;
+            rest = behind;
+        }
+        let place = runs.first().map_or(BasicBlock(0), |run| run.at);
+        let buffer = XfsBuffer { role, place, bytes };
+        buffer.verify(&self.geometry).map_err(|problem| buffer.damaged(problem))?;
+        Ok(Arc::new(buffer))
+    }
+
+    #[cold]
+    fn failed(&self, at: u64, len: usize, error: io::Error) -> Error {
+        Error::io(format!("reading {len} bytes at {at} of {}", self.device.name()), error)
+    }
+}
+
+/// The error about a structure that has no place of its own.
+#[cold]
+pub(crate) fn malformed(problem: Malformed) -> Error {
+    Error::corrupt(problem.structure, problem.problem)
+}
+
+/// The error about a structure at a place.
+#[cold]
+pub(crate) fn damaged_at(place: BasicBlock, problem: Malformed) -> Error {
+    let Malformed { structure, problem } = problem;
+    Error::corrupt(structure, format!("at byte {}: {problem}", place.bytes()))
+}

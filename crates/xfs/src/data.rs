@@ -1,0 +1,189 @@
+//! Data of regular files.
+//!
+//! Data has no checksums, so it goes from the device straight into the buffer of the caller. Holes
+//! and unwritten extents read as zeros.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use offshoot_kit::read_ahead::ReadAhead;
+use offshoot_vfs::{Code, Errno, Error, FileType, Result};
+use offshoot_xfs_format::FileBlock;
+use offshoot_xfs_format::inode::XfsInodeFlags;
+
+use crate::buffer::XfsBuffers;
+use crate::inode::LoadedInode;
+use crate::inode::fork::{ForkExtents, end_of, place_of};
+
+/// The bytes that [`FileContent::visit`] reads at once.
+const PART_BYTES: u64 = 1 << 20;
+
+/// The pieces that [`FileContent::visit`] tells the device of before it reads them.
+const PIECES_AHEAD: usize = 16;
+
+/// The bytes of one extent that the device is told of at once.
+const MOST_HINT_BYTES: u64 = 8 << 20;
+
+/// The extents of one file that the device is told of at once.
+const MOST_HINTS: usize = 64;
+
+/// Data that is stored: where in the file, and where on the device.
+#[derive(Clone, Debug)]
+struct DataPiece {
+    range: Range<u64>,
+    place: u64,
+}
+
+/// The data of a regular file.
+pub(crate) struct FileContent<'a> {
+    buffers: &'a XfsBuffers,
+    inode: &'a LoadedInode,
+}
+
+impl<'a> FileContent<'a> {
+    /// The data of this inode; `EISDIR` for a directory, `EINVAL` for other files without data.
+    pub(crate) fn new(buffers: &'a XfsBuffers, inode: &'a LoadedInode) -> Result<Self> {
+        let file = inode.file();
+        match inode.file_type()? {
+            FileType::Regular => {}
+            FileType::Directory => return Err(Error::posix(Errno::ISDIR, file.to_string())),
+            _ => return Err(Error::posix(Errno::INVAL, format!("{file} has no data"))),
+        }
+        if inode.core.flags().contains(XfsInodeFlags::REALTIME) {
+            let what = format!("the data of {file}, which is on a realtime device");
+            return Err(Error::unsupported(Code::UnknownFeature, what));
+        }
+        Ok(Self { buffers, inode })
+    }
+
+    pub(crate) fn size(&self) -> u64 {
+        self.inode.core.size.get()
+    }
+
+    /// The stored data in `range`, cut at the end of the file.
+    fn pieces(&self, range: Range<u64>) -> Result<DataPieces<'a>> {
+        let log = self.buffers.geometry().block_log;
+        let range = range.start..range.end.min(self.size());
+        let at = FileBlock(range.start >> log);
+        let extents = self.inode.data.extents(self.buffers, at)?;
+        Ok(DataPieces { buffers: self.buffers, extents, range })
+    }
+
+    /// Fills `buf` from `offset` on, and returns the number of bytes.
+    pub(crate) fn read(&self, ahead: &ReadAhead, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        let available = self.size().saturating_sub(offset);
+        let len = buf.len().min(usize::try_from(available).unwrap_or(usize::MAX));
+        if len == 0 {
+            return Ok(0);
+        }
+        let range = offset..offset + len as u64;
+        if let Some(next) = ahead.next(self.inode.file(), &range) {
+            self.prefetch(next);
+        }
+        let mut rest = &mut buf[..len];
+        let mut at = range.start;
+        let mut pieces = self.pieces(range)?;
+        while let Some(piece) = pieces.next()? {
+            let (hole, behind) = rest.split_at_mut(length(at..piece.range.start));
+            hole.fill(0);
+            let (data, behind) = behind.split_at_mut(length(piece.range.clone()));
+            self.buffers.read_into(piece.place, data)?;
+            (rest, at) = (behind, piece.range.end);
+        }
+        rest.fill(0);
+        Ok(len)
+    }
+
+    /// Gives the data in `range` to `visit` in parts. Holes are left out.
+    pub(crate) fn visit(
+        &self,
+        range: Range<u64>,
+        visit: &mut dyn FnMut(u64, &[u8]) -> Result<()>,
+    ) -> Result<()> {
+        let mut pieces = self.pieces(range)?;
+        let mut part = Vec::new();
+        let mut ahead = VecDeque::new();
+        loop {
+            while ahead.len() < PIECES_AHEAD
+                && let Some(piece) = pieces.next()?
+            {
+                // The first piece is read at once.
+                if !ahead.is_empty() {
+                    self.hint(&piece);
+                }
+                ahead.push_back(piece);
+            }
+            let Some(piece) = ahead.pop_front() else { return Ok(()) };
+            let mut at = piece.range.start;
+            while at < piece.range.end {
+                let len = (piece.range.end - at).min(PART_BYTES);
+                part.resize(length(at..at + len), 0);
+                self.buffers.read_into(piece.place + (at - piece.range.start), &mut part)?;
+                visit(at, &part)?;
+                at += len;
+            }
+        }
+    }
+
+    /// The first range of data from `offset` on.
+    pub(crate) fn next_data(&self, offset: u64) -> Result<Option<Range<u64>>> {
+        if offset >= self.size() {
+            return Ok(None);
+        }
+        let mut pieces = self.pieces(offset..u64::MAX)?;
+        let Some(first) = pieces.next()? else { return Ok(None) };
+        let mut found = first.range;
+        while let Some(next) = pieces.next()?.filter(|next| next.range.start == found.end) {
+            found.end = next.range.end;
+        }
+        Ok(Some(found))
+    }
+
+    /// Tells the device of the data in `range`. An error is ignored: the read meets it again.
+    pub(crate) fn prefetch(&self, range: Range<u64>) {
+        let Ok(mut pieces) = self.pieces(range) else { return };
+        for _ in 0..MOST_HINTS {
+            let Ok(Some(piece)) = pieces.next() else { return };
+            self.hint(&piece);
+        }
+    }
+
+    fn hint(&self, piece: &DataPiece) {
+        let len = piece.range.end - piece.range.start;
+        self.buffers.prefetch(piece.place, len.min(MOST_HINT_BYTES));
+    }
+}
+
+/// The bytes of a range that lies in a buffer.
+fn length(range: Range<u64>) -> usize {
+    usize::try_from(range.end - range.start).unwrap_or(usize::MAX)
+}
+
+/// The stored data in a range, in order.
+struct DataPieces<'a> {
+    buffers: &'a XfsBuffers,
+    extents: ForkExtents<'a>,
+    range: Range<u64>,
+}
+
+impl DataPieces<'_> {
+    fn next(&mut self) -> Result<Option<DataPiece>> {
+        let log = self.buffers.geometry().block_log;
+        // Offsets of hostile extents may be above 64 bits as bytes; the end of a file is not.
+        let end_block = self.range.end.div_ceil(1 << log);
+        while let Some(extent) = self.extents.next()? {
+            if extent.offset.0 >= end_block || self.range.is_empty() {
+                return Ok(None);
+            }
+            let start = extent.offset.0 << log;
+            let end = end_of(&extent).min(end_block) << log;
+            let range = start.max(self.range.start)..end.min(self.range.end);
+            if extent.is_unwritten || range.is_empty() {
+                continue;
+            }
+            let place = place_of(self.buffers, &extent)?.bytes() + (range.start - start);
+            return Ok(Some(DataPiece { range, place }));
+        }
+        Ok(None)
+    }
+}

@@ -1,0 +1,256 @@
+//! An open volume: the `vfs` trait over it.
+
+use std::ops::{ControlFlow, Range};
+use std::sync::Arc;
+
+use offshoot_device::BlockDevice;
+use offshoot_kit::read_ahead::ReadAhead;
+use offshoot_vfs::{
+    Attr, DirEntry, Error, FileFlags, FileId, FileSystem, Parent, Result, StatFs, Structure,
+    VolumeVersion,
+};
+use offshoot_xfs_format::{AgNumber, Ino, XfsGeometry};
+use quick_cache::sync::Cache;
+
+use crate::attr::FileXattrs;
+use crate::data::FileContent;
+use crate::dir::XfsDirectory;
+use crate::group;
+use crate::inode::{LoadedInode, XfsInodes, file_id};
+use crate::options::XfsOptions;
+use crate::symlink;
+use crate::volume::{self, OpenedXfs};
+
+/// The blocks of each group that the kernel keeps free, so that its trees of free space can be
+/// changed. `statfs` counts them as used (seen).
+const KEPT_BLOCKS: u64 = 8;
+
+/// An XFS volume that is open for reading.
+#[derive(Debug)]
+pub struct XfsVolume {
+    volume: OpenedXfs,
+    root: Ino,
+    inodes: XfsInodes,
+    read_ahead: ReadAheads,
+    /// The position in a directory where the name of a directory in it was found last.
+    positions: Cache<Ino, u64>,
+}
+
+/// The directories of which a position is kept.
+const POSITIONS: usize = 1024;
+
+/// The last reads, without a text for debugging.
+#[derive(Default)]
+struct ReadAheads(ReadAhead);
+
+impl std::fmt::Debug for ReadAheads {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("ReadAheads")
+    }
+}
+
+/// Names the file in errors that do not name one yet.
+fn of(file: FileId) -> impl Fn(Error) -> Error {
+    move |error| error.in_file_if_unnamed(file)
+}
+
+impl XfsVolume {
+    /// Opens the volume that begins with the first byte of `device`, which is not written.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] when the device holds no XFS volume, when the volume needs a feature
+    /// that the engine does not have, or when its log is not empty and
+    /// [`XfsOptions::is_log_ignored`] is not set; [`Error::Corrupt`] when the superblock, the log
+    /// or the root directory is damaged.
+    pub fn open(device: Arc<dyn BlockDevice>, options: &XfsOptions) -> Result<Arc<Self>> {
+        let volume = volume::open(device, options)?;
+        let root =
+            volume.superblock.fields.root().ok_or_else(|| {
+                Error::corrupt(Structure::Superblock, "it names no root directory")
+            })?;
+        let inodes = XfsInodes::new(options.cache_bytes / 4);
+        let (read_ahead, positions) = (ReadAheads::default(), Cache::new(POSITIONS));
+        let volume = Self { volume, root, inodes, read_ahead, positions };
+        volume.inode(file_id(root)).and_then(|root| root.require_directory()).map_err(|error| {
+            match error {
+                Error::Posix { .. } => {
+                    let problem = format!("inode {root}, its root, is not a directory");
+                    Error::corrupt(Structure::Superblock, problem)
+                }
+                error => error,
+            }
+        })?;
+        Ok(Arc::new(volume))
+    }
+
+    /// Which volume it is. The state is that of the last change that the superblock knows.
+    #[must_use]
+    pub fn version(&self) -> VolumeVersion {
+        let fields = &self.volume.superblock.fields;
+        VolumeVersion {
+            volume: uuid::Uuid::from_bytes(fields.uuid).to_string(),
+            state: format!("log sequence number {}", fields.lsn),
+        }
+    }
+
+    /// The label; empty when it has none.
+    #[must_use]
+    pub fn label(&self) -> Vec<u8> {
+        self.volume.superblock.fields.label().to_vec()
+    }
+
+    /// The unit in which data is allocated, in bytes.
+    #[must_use]
+    pub fn block_size(&self) -> u32 {
+        self.volume.superblock.fields.blocksize.get()
+    }
+
+    /// The names of the features that the superblock has, as the book spells them.
+    #[must_use]
+    pub fn features(&self) -> Vec<&'static str> {
+        self.volume.superblock.fields.feature_names().collect()
+    }
+
+    fn geometry(&self) -> &XfsGeometry {
+        self.volume.buffers.geometry()
+    }
+
+    fn inode(&self, file: FileId) -> Result<Arc<LoadedInode>> {
+        self.inodes.get(&self.volume.buffers, file).map_err(of(file))
+    }
+
+    /// Calls `read` with a directory.
+    fn in_directory<T>(
+        &self,
+        dir: FileId,
+        read: impl FnOnce(&XfsDirectory<'_>) -> Result<T>,
+    ) -> Result<T> {
+        let inode = self.inode(dir)?;
+        XfsDirectory::new(&self.volume.buffers, &self.inodes, &inode)
+            .and_then(|directory| read(&directory))
+            .map_err(of(dir))
+    }
+
+    /// Calls `read` with the data of a file.
+    fn in_data<T>(
+        &self,
+        file: FileId,
+        read: impl FnOnce(&FileContent<'_>) -> Result<T>,
+    ) -> Result<T> {
+        let inode = self.inode(file)?;
+        FileContent::new(&self.volume.buffers, &inode)
+            .and_then(|content| read(&content))
+            .map_err(of(file))
+    }
+
+    fn free_blocks(&self) -> Result<u64> {
+        let fields = &self.volume.superblock.fields;
+        if self.volume.has_counters {
+            return Ok(fields.fdblocks.get());
+        }
+        let groups = 0..self.geometry().ag_count;
+        groups.map(|ag| group::free_blocks(&self.volume.buffers, AgNumber(ag))).sum()
+    }
+}
+
+impl FileSystem for XfsVolume {
+    fn root(&self) -> FileId {
+        file_id(self.root)
+    }
+
+    fn statfs(&self) -> Result<StatFs> {
+        let geometry = self.geometry();
+        let is_internal = geometry.log_start.0 != 0;
+        let log = if is_internal { u64::from(geometry.log_blocks) } else { 0 };
+        let total = geometry.blocks.saturating_sub(log);
+        let kept = KEPT_BLOCKS * u64::from(geometry.ag_count);
+        let free = self.free_blocks()?.min(total).saturating_sub(kept);
+        let bytes = |blocks: u64| blocks << geometry.block_log;
+        Ok(StatFs {
+            total_bytes: bytes(total),
+            used_bytes: bytes(total - free),
+            available_bytes: bytes(free),
+            block_size: self.block_size(),
+        })
+    }
+
+    fn lookup(&self, dir: FileId, name: &[u8]) -> Result<FileId> {
+        self.in_directory(dir, |directory| directory.lookup(name)).map(file_id)
+    }
+
+    fn parent(&self, dir: FileId) -> Result<Option<Parent>> {
+        let above = self.in_directory(dir, |directory| directory.above().map(file_id))?;
+        if dir == self.root() {
+            return Ok(None);
+        }
+        let (ino, near) = (Ino(above.ino), self.positions.get(&Ino(above.ino)));
+        let found = self
+            .in_directory(above, |directory| directory.name_of(Ino(dir.ino), near.unwrap_or(0)))?;
+        let (position, name) = found.ok_or_else(|| {
+            let problem = format!("{above} is above it, and has no name for it");
+            Error::corrupt(Structure::Directory, problem).in_file(dir)
+        })?;
+        self.positions.insert(ino, position);
+        Ok(Some(Parent { dir: above, name }))
+    }
+
+    fn attr(&self, file: FileId) -> Result<Attr> {
+        self.inode(file)?.attr(self.geometry()).map_err(of(file))
+    }
+
+    fn flags(&self, file: FileId) -> Result<FileFlags> {
+        self.inode(file).map(|inode| inode.flags())
+    }
+
+    fn read_dir(
+        &self,
+        dir: FileId,
+        after: u64,
+        visit: &mut dyn FnMut(DirEntry<'_>) -> ControlFlow<()>,
+    ) -> Result<()> {
+        self.in_directory(dir, |directory| directory.read(after, visit))
+    }
+
+    fn read_link(&self, file: FileId) -> Result<Vec<u8>> {
+        symlink::target(&self.volume.buffers, &*self.inode(file)?).map_err(of(file))
+    }
+
+    fn xattr(&self, file: FileId, name: &[u8]) -> Result<Vec<u8>> {
+        FileXattrs::new(&self.volume.buffers, &*self.inode(file)?).get(name).map_err(of(file))
+    }
+
+    fn xattrs(
+        &self,
+        file: FileId,
+        visit: &mut dyn FnMut(&[u8], &[u8]) -> ControlFlow<()>,
+    ) -> Result<()> {
+        FileXattrs::new(&self.volume.buffers, &*self.inode(file)?).list(visit).map_err(of(file))
+    }
+
+    fn read(&self, file: FileId, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        self.in_data(file, |content| content.read(&self.read_ahead.0, offset, buf))
+    }
+
+    fn read_data(
+        &self,
+        file: FileId,
+        range: Range<u64>,
+        visit: &mut dyn FnMut(u64, &[u8]) -> Result<()>,
+    ) -> Result<()> {
+        self.in_data(file, |content| content.visit(range, visit))
+    }
+
+    fn next_data(&self, file: FileId, offset: u64) -> Result<Option<Range<u64>>> {
+        self.in_data(file, |content| content.next_data(offset))
+    }
+
+    fn prefetch(&self, files: &[FileId]) {
+        for &file in files {
+            // An error is ignored here: the read of the file meets it again.
+            let _ = self.in_data(file, |content| {
+                content.prefetch(0..content.size());
+                Ok(())
+            });
+        }
+    }
+}

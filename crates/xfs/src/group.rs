@@ -1,0 +1,51 @@
+//! Allocation groups: their counters, and which of their inodes are in use.
+
+use offshoot_vfs::Result;
+use offshoot_xfs_format::btree::{XfsSearchKey, XfsTree};
+use offshoot_xfs_format::group::{Agf, Agi};
+use offshoot_xfs_format::ids::BASIC_BLOCK;
+use offshoot_xfs_format::record::{CHUNK_INODES, XfsInodeChunk};
+use offshoot_xfs_format::{AgBlock, AgIno, AgNumber, BasicBlock};
+
+use crate::btree::{XfsTreeCursor, XfsTreeRoot};
+use crate::buffer::{BufferRole, DiskRun, XfsBuffers};
+
+/// The free blocks of a group, with those that its trees of free space and its free list hold. The
+/// superblock counts free blocks in this way.
+pub(crate) fn free_blocks(buffers: &XfsBuffers, ag: AgNumber) -> Result<u64> {
+    let geometry = buffers.geometry();
+    let run = header(buffers, Agf::offset(geometry, ag));
+    let buffer = buffers.read(&[run], BufferRole::FreeSpace(ag))?;
+    let agf =
+        Agf::parse(buffer.bytes(), geometry, ag).map_err(|problem| buffer.damaged(problem))?;
+    let free = [agf.freeblks, agf.flcount, agf.btreeblks].map(|count| u64::from(count.get()));
+    Ok(free.iter().sum())
+}
+
+fn header(buffers: &XfsBuffers, offset: u64) -> DiskRun {
+    let bytes = buffers.geometry().sector_size();
+    DiskRun { at: BasicBlock(offset / BASIC_BLOCK), bytes }
+}
+
+/// The chunk with an inode that is in use; `None` when the inode is free or not allocated.
+pub(crate) fn chunk_in_use(
+    buffers: &XfsBuffers,
+    ag: AgNumber,
+    inode: AgIno,
+) -> Result<Option<XfsInodeChunk>> {
+    let geometry = buffers.geometry();
+    let run = header(buffers, Agi::offset(geometry, ag));
+    let buffer = buffers.read(&[run], BufferRole::Inodes(ag))?;
+    let agi =
+        Agi::parse(buffer.bytes(), geometry, ag).map_err(|problem| buffer.damaged(problem))?;
+    let (block, levels) = (AgBlock(agi.root.get()), agi.level.get());
+    let root = XfsTreeRoot::Group { tree: XfsTree::Inodes, ag, block, levels };
+    let mut cursor = XfsTreeCursor::new(buffers, root);
+    cursor.seek(XfsSearchKey([inode.0.into(), 0, 0]))?;
+    let chunk = cursor.record::<XfsInodeChunk>();
+    Ok(chunk.filter(|chunk| {
+        let index = inode.0.checked_sub(chunk.start().0).filter(|&index| index < CHUNK_INODES);
+        let is_used = |index: u32| chunk.in_use() & chunk.allocated(geometry) & 1 << index != 0;
+        index.is_some_and(is_used)
+    }))
+}

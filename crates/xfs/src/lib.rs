@@ -1,0 +1,38 @@
+//! The XFS engine: real XFS volumes, without root and without the kernel.
+//!
+//! An [`XfsVolume`] is opened from its device and read through the
+//! [`FileSystem`](offshoot_vfs::FileSystem) trait, by many threads at once. It is not written.
+//!
+//! The modules are the rooms of the engine, from the top down. A room calls only the rooms below
+//! it.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `filesystem` | an open volume behind the `vfs` trait |
+//! | `volume` | opens: superblock, obstacles, the state of the log |
+//! | `dir`, `attr`, `symlink`, `data` | names, extended attributes, targets of links, contents |
+//! | `da`, `remote` | the trees of hashes of directories and attributes; values in blocks of their own |
+//! | `inode` | inodes and their forks |
+//! | `group` | counters of groups, and which inodes are in use |
+//! | `btree` | a cursor over the trees |
+//! | `buffer` | verified blocks and the cache of them; all reads of the device |
+//! | `options`, `report` | how a volume is opened; problems that did not fail a call |
+
+mod attr;
+mod btree;
+mod buffer;
+mod da;
+mod data;
+mod dir;
+mod filesystem;
+mod group;
+mod inode;
+mod options;
+mod remote;
+mod report;
+mod symlink;
+mod volume;
+
+pub use filesystem::XfsVolume;
+pub use options::XfsOptions;
+pub use report::{XFS_EVENT_TARGETS, XfsReport, XfsReporter};

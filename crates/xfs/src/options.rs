@@ -1,0 +1,23 @@
+//! How a volume is opened.
+
+use crate::report::XfsReporter;
+
+/// How a volume is opened.
+#[derive(Clone)]
+pub struct XfsOptions {
+    /// Whether the log is ignored. The volume is then read as its blocks are. If the volume was
+    /// not unmounted, these may be older than what the log holds, and may contradict each other.
+    pub is_log_ignored: bool,
+    /// The size of the cache of metadata blocks, in bytes. The volume may take a quarter as much
+    /// again for inodes.
+    pub cache_bytes: u64,
+    /// The callback that gets an [`XfsReport`](crate::XfsReport) of each problem that did not fail
+    /// a call.
+    pub reporter: Option<XfsReporter>,
+}
+
+impl Default for XfsOptions {
+    fn default() -> Self {
+        Self { is_log_ignored: false, cache_bytes: 64 << 20, reporter: None }
+    }
+}

@@ -1,0 +1,113 @@
+//! Opening: from a device to a verified superblock, and the state of the log.
+
+mod superblock;
+
+use std::sync::Arc;
+
+use offshoot_device::BlockDevice;
+use offshoot_vfs::{Code, Error, Malformed, Result, Structure};
+use offshoot_xfs_format::features::{XfsHindrance, XfsIncompat, XfsObstacleKind};
+use offshoot_xfs_format::geometry::XfsGeometry;
+use offshoot_xfs_format::ids::BASIC_BLOCK;
+use offshoot_xfs_format::log::{XfsLogRing, ends};
+use offshoot_xfs_format::superblock::XfsSuperblock;
+
+use crate::buffer::{XfsBuffers, malformed};
+use crate::options::XfsOptions;
+use crate::report::{XfsReport, tell};
+use superblock::VolumeSuperblock;
+
+/// A volume whose superblock and log were looked at.
+#[derive(Debug)]
+pub(crate) struct OpenedXfs {
+    pub(crate) superblock: XfsSuperblock,
+    pub(crate) buffers: XfsBuffers,
+    /// Whether the counters of the superblock are right.
+    pub(crate) has_counters: bool,
+}
+
+/// Opens the volume on `device` for reading.
+pub(crate) fn open(device: Arc<dyn BlockDevice>, options: &XfsOptions) -> Result<OpenedXfs> {
+    let reporter = options.reporter.as_ref();
+    let VolumeSuperblock { superblock, is_first } = superblock::read(&*device, reporter)?;
+    let obstacles = superblock.fields.obstacles();
+    if let Some(obstacle) =
+        obstacles.iter().find(|obstacle| obstacle.kind.hindrance() == XfsHindrance::Reading)
+    {
+        return Err(Error::unsupported(Code::UnknownFeature, format!("XFS with {obstacle}")));
+    }
+    if superblock.fields.incompat().contains(XfsIncompat::NEEDSREPAIR) {
+        tell(reporter, &XfsReport::NeedsRepair);
+    }
+    let geometry = superblock.geometry.clone();
+    let (size_bytes, expected_bytes) = (device.size_bytes(), geometry.blocks << geometry.block_log);
+    if size_bytes < expected_bytes {
+        let device = device.name().to_owned();
+        tell(reporter, &XfsReport::ShortDevice { device, size_bytes, expected_bytes });
+    }
+    let buffers = XfsBuffers::new(device, geometry, options.cache_bytes);
+    if options.is_log_ignored {
+        tell(reporter, &XfsReport::LogIgnored);
+    } else {
+        require_clean_log(&superblock, &buffers)?;
+    }
+    let has_counters = is_first && !options.is_log_ignored;
+    Ok(OpenedXfs { superblock, buffers, has_counters })
+}
+
+/// What a user can do about a log that is not replayed.
+const NEXT_STEP: &str = "mount the volume once with the kernel, or open it with the log ignored";
+
+/// Fails unless the volume was unmounted.
+fn require_clean_log(superblock: &XfsSuperblock, buffers: &XfsBuffers) -> Result<()> {
+    let obstacles = superblock.fields.obstacles();
+    let has = |kind| obstacles.iter().find(|obstacle| obstacle.kind == kind);
+    if let Some(obstacle) = has(XfsObstacleKind::ExternalLog) {
+        let what = format!("XFS with {obstacle}: {NEXT_STEP}");
+        return Err(Error::unsupported(Code::LogNotReplayed, what));
+    }
+    let geometry = &superblock.geometry;
+    let uuid = uuid::Uuid::from_bytes(superblock.fields.uuid);
+    let ends = XfsLogRing::of(geometry)
+        .map_err(malformed)
+        .and_then(|ring| find_ends(ring, uuid, geometry, buffers))
+        .map_err(in_log)?;
+    if ends.is_clean {
+        return Ok(());
+    }
+    let what = format!("an XFS log that is not empty: {NEXT_STEP}");
+    Err(Error::unsupported(Code::LogNotReplayed, what))
+}
+
+fn find_ends(
+    ring: XfsLogRing,
+    uuid: uuid::Uuid,
+    geometry: &XfsGeometry,
+    buffers: &XfsBuffers,
+) -> Result<ends::XfsLogEnds> {
+    let start = geometry
+        .place_of(geometry.log_start)
+        .ok_or_else(|| Error::corrupt(Structure::Superblock, "the log is not in the volume"))?;
+    let mut read = |block: u32, bytes: &mut [u8]| {
+        let at = start.bytes() + u64::from(block) * BASIC_BLOCK;
+        buffers.read_into(at, bytes).map_err(LogFailure)
+    };
+    ends::find(ring, uuid, &mut read).map_err(|failure| failure.0)
+}
+
+/// An error of the search in the log.
+struct LogFailure(Error);
+
+impl From<Malformed> for LogFailure {
+    fn from(problem: Malformed) -> Self {
+        Self(malformed(problem))
+    }
+}
+
+/// Says where an error was found, and how to go on.
+fn in_log(mut error: Error) -> Error {
+    if let Error::Corrupt(corrupt) = &mut error {
+        corrupt.problem = format!("{}; the log cannot be used: {NEXT_STEP}", corrupt.problem);
+    }
+    error
+}
