@@ -127,6 +127,7 @@ impl FsMarkJob {
             seed: u64::from(now.subsec_nanos()),
             // Names have room for 32 bits of seconds, which last until 2106.
             began_secs: now.as_secs() & u64::from(u32::MAX),
+            has_new_dirs: false,
         }
     }
 

@@ -5,7 +5,7 @@
 //! | `chunks` | chunks of data in use: 10, 1,000, 10,000 | preallocate them; open; create and write 1,000 bytes; commit; `statfs`; snapshot; remove; close |
 //! | `pieces` | pieces of free space of 4 KiB: 1,000, 10,000, 100,000 | open; fill nine in ten of them, and a sync |
 //! | `directory` | entries of one directory: 10^4, 10^5, 10^6 | create; open; list; find; remove |
-//! | `files` | files of the volume, in millions: `--millions` | create, and the peak of memory; only ours |
+//! | `files` | files of the volume, in millions: `--millions`, 100,000 in a directory | create, and the peak of memory; only ours |
 //!
 //! Ours is the library in this process, and for `files` the program. The kernel's side is a volume
 //! over a loop device with direct I/O. A row is the time of one unit of its work: of a file, a
@@ -16,6 +16,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use offshoot_btrfs::EngineOptions;
 use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::random::Random;
 use serde_json::json;
@@ -150,11 +151,13 @@ impl ScaleJob {
             ("--files", u64::from(FILES_OF_ROUND)),
             ("--rounds", rounds),
             ("--image-size", (2 + millions * 2) * GIB),
+            ("--dirty-bytes", EngineOptions::default().dirty_bytes),
         ];
-        let options: Vec<String> = options
+        let mut options: Vec<String> = options
             .iter()
             .flat_map(|(option, value)| [(*option).to_owned(), value.to_string()])
             .collect();
+        options.push("--new-dirs".to_owned());
         let run = self.ours.run(&[], "fs-mark", &options)?;
         let figure = |what: &str| run[what].as_f64().unwrap_or(f64::NAN);
         let last = run["rounds"].as_array().and_then(|rounds| rounds.last()?["seconds"].as_f64());

@@ -1,9 +1,9 @@
 //! Keeps `xfsprogs` of a newer Debian beside those of the system.
 //!
-//! Debian 12 has `xfsprogs` 6.1 and no backport, and those are too old to judge. So setup unpacks the packages of Debian 13 into
-//! `tools/xfsprogs` below the target directory, with their own loader and C library. `apt-get` has
-//! its lists there too meanwhile, and checks the signatures of Debian. Nothing else on the machine
-//! changes, and it needs no root.
+//! Debian 12 has `xfsprogs` 6.1 and no backport, and those are too old to judge. So setup unpacks
+//! the packages of Debian 13 into `tools/xfsprogs` below the target directory, with their own
+//! loader and C library. `apt-get` has its lists there too meanwhile, and checks the signatures of
+//! Debian. Nothing else on the machine changes, and it needs no root.
 //!
 //! ```text
 //! tools/xfsprogs/root   the unpacked packages

@@ -1,10 +1,10 @@
 //! `cargo xtask setup`: what the tests need besides a Rust toolchain.
 //!
-//! The judges are `btrfs-progs`, `xfsprogs` and a few tools, beside the kernel. On Debian and Ubuntu setup
-//! installs them for root; elsewhere it says what is missing. Setup prints what it will change
-//! before it changes anything. No other task changes the machine: [`ready`] only says what is
-//! missing. On a machine that cannot mount, the judged tests skip themselves, so [`ready`] does not
-//! ask for their tools.
+//! The judges are `btrfs-progs`, `xfsprogs` and a few tools, beside the kernel. On Debian and
+//! Ubuntu setup installs them for root; elsewhere it says what is missing. Setup prints what it
+//! will change before it changes anything. No other task changes the machine: [`ready`] only says
+//! what is missing. On a machine that cannot mount, the judged tests skip themselves, so [`ready`]
+//! does not ask for their tools.
 
 use std::fmt;
 use std::fs::Permissions;

@@ -75,6 +75,7 @@ fn files(job: &MountJob, root: &Path, size: usize, threads: u64) -> Result<LoadF
         size,
         seed: size as u64 + threads,
         began_secs: 0x6560_0000,
+        has_new_dirs: false,
     };
     drop_caches()?;
     let place = KernelVolume::at(&dir)?;

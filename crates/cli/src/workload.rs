@@ -146,6 +146,8 @@ pub(crate) struct FsMark {
     pub(crate) seed: u64,
     /// The start of the run in seconds since 1970, which is part of the names.
     pub(crate) began_secs: u64,
+    /// Each thread makes the files of each round in a new directory.
+    pub(crate) has_new_dirs: bool,
 }
 
 /// The state of one thread of *fs-mark* between rounds.
@@ -180,7 +182,12 @@ impl FsMark {
         };
         let mut makers = (0..self.threads).map(maker).collect::<Result<Vec<_>, S::Error>>()?;
         let mut rounds = Vec::new();
-        for _ in 0..self.rounds {
+        for round in 1..=self.rounds {
+            if self.has_new_dirs && round > 1 {
+                for (thread, maker) in (0..).zip(&mut makers) {
+                    maker.dir = site.make_dir(&format!("{}-{round}", dir_name(thread)))?;
+                }
+            }
             rounds.push(together(&mut makers, |maker| {
                 for _ in 0..self.files {
                     let name = maker.names.next();

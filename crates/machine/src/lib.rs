@@ -7,6 +7,7 @@ pub mod run;
 pub mod xfsprogs;
 
 use std::fs::File;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 /// The oldest `btrfs-progs`, as (major, minor), that can make and check everything the tests need.
@@ -36,6 +37,27 @@ pub fn target_dir() -> PathBuf {
     let above = folder.map_or(1, |folder| 1 + usize::from(is_below(&folder)));
     let dir = folder.and_then(|folder| folder.ancestors().nth(above));
     dir.map_or_else(|| repository().join("target"), PathBuf::from)
+}
+
+/// Prints that this test ends without having tested anything, and why.
+///
+/// # Panics
+/// When the skipped test must be counted and cannot be.
+pub fn skip(reason: &str) {
+    let thread = std::thread::current();
+    let name = thread.name().unwrap_or("a test");
+    // `eprintln!` is no use here: the test runner shows its output only for tests that fail.
+    let _ = writeln!(std::io::stderr(), "skipped: {name}: {reason}");
+    let Some(file) = std::env::var_os(SKIPPED_FILE) else { return };
+    let program = std::env::current_exe().unwrap_or_default();
+    // One write per line keeps the lines of several programs apart.
+    let line = format!("{}\t{name}\n", program.display());
+    File::options()
+        .create(true)
+        .append(true)
+        .open(file)
+        .and_then(|mut file| file.write_all(line.as_bytes()))
+        .expect("a test that is skipped is counted");
 }
 
 /// Whether this process may mount a loop device. If it may, a missing judge fails the tests; if

@@ -10,36 +10,15 @@
 //! made. That value is also the test's place in the queue for loop devices, so that a wide test run
 //! does not swamp a small machine.
 
-use std::io::Write;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-use offshoot_machine::{SKIPPED_FILE, may_mount};
+use offshoot_machine::may_mount;
+pub use offshoot_machine::skip;
 
 use crate::run::try_run;
 
 /// How a missing judge is installed.
 pub(crate) const SETUP: &str = "`cargo xtask setup` installs it";
-
-/// Prints that this test ends without having tested anything, and why.
-///
-/// # Panics
-/// When the skipped test must be counted and cannot be.
-pub fn skip(reason: &str) {
-    let thread = std::thread::current();
-    let name = thread.name().unwrap_or("a test");
-    // `eprintln!` is no use here: the test runner shows its output only for tests that fail.
-    let _ = writeln!(std::io::stderr(), "skipped: {name}: {reason}");
-    let Some(file) = std::env::var_os(SKIPPED_FILE) else { return };
-    let program = std::env::current_exe().unwrap_or_default();
-    // One write per line keeps the lines of several programs apart.
-    let line = format!("{}\t{name}\n", program.display());
-    std::fs::File::options()
-        .create(true)
-        .append(true)
-        .open(file)
-        .and_then(|mut file| file.write_all(line.as_bytes()))
-        .expect("a test that is skipped is counted");
-}
 
 /// Whether the judges of a format are there.
 pub(crate) enum JudgeVerdict {

@@ -33,8 +33,8 @@ impl KernelLog {
     }
 
     /// Fails if a line since the start names one of `devices`, is a warning or worse or says that
-    /// the kernel completes what `mkfs` left undone or recovers an XFS log, and contains none of `expected`. Also fails if
-    /// the kernel found a fault in itself, whatever caused it.
+    /// the kernel completes what `mkfs` left undone or recovers an XFS log, and contains none of
+    /// `expected`. Also fails if the kernel found a fault in itself, whatever caused it.
     #[track_caller]
     pub fn assert_only(mut self, devices: &[&str], expected: &[&str]) {
         let mut complaints = self.complaints(devices);

@@ -5,9 +5,9 @@
 //! that both show. [`actor`] makes random calls.
 //!
 //! Where POSIX leaves a choice, the model follows btrfs, or the link counts of [`ModelManners`].
-//! Directories have one link, and their size is twice the length of all names in them. Data is counted in sectors of 4 KiB, and a written
-//! sector stays data until it is truncated. The model has no limits of space or of numbers, and it
-//! counts space in whole sectors: no data is inline.
+//! Directories have one link, and their size is twice the length of all names in them. Data is
+//! counted in sectors of 4 KiB, and a written sector stays data until it is truncated. The model
+//! has no limits of space or of numbers, and it counts space in whole sectors: no data is inline.
 
 pub mod actor;
 mod attributes;

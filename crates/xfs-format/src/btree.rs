@@ -19,7 +19,8 @@ pub use block::{XfsBtreeBlock, XfsBtreeHeader};
 pub use build::{XfsBtreeBuilder, seal};
 pub use root::XfsForkRoot;
 
-use crate::layout::view;
+use crate::identity::XfsIdentity;
+use crate::layout::{number, view};
 use crate::record::{
     CHUNK_INODES, XfsExtentItem, XfsFreeExtent, XfsInodeChunk, XfsReverseFlags, XfsReverseKey,
     XfsReverseMap, XfsSharedExtent, XfsTreeRecord,
@@ -89,12 +90,6 @@ pub struct LongBlockHeader {
     pub owner: U64,
     pub crc: [u8; 4],
     pub pad: U32,
-}
-
-/// The big-endian number in `len` bytes at `at`; 0 outside of `bytes`.
-fn number(bytes: &[u8], at: usize, len: usize) -> u64 {
-    let field = bytes.get(at..at + len).unwrap_or_default();
-    field.iter().fold(0, |number, &byte| number << 8 | u64::from(byte))
 }
 
 impl XfsTree {
@@ -177,8 +172,8 @@ impl XfsTree {
         }
     }
 
-    fn crc(self) -> usize {
-        if self.is_long() { 64 } else { 52 }
+    pub(crate) fn identity(self) -> XfsIdentity {
+        if self.is_long() { XfsIdentity::LONG_BLOCK } else { XfsIdentity::SHORT_BLOCK }
     }
 
     /// The records of a full leaf (`level` 0), or the children of a full node.

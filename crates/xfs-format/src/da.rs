@@ -7,13 +7,11 @@
 
 use std::ops::Range;
 
-use uuid::Uuid;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::geometry::XfsLayout;
-use crate::{
-    BasicBlock, FileBlock, Ino, Lsn, Malformed, Structure, U16, U32, U64, XfsGeometry, csum,
-};
+use crate::identity::XfsIdentity;
+use crate::layout::view;
+use crate::{BasicBlock, FileBlock, Ino, Lsn, Malformed, Structure, U16, U32, U64, XfsGeometry};
 
 /// The links with which nodes and leaves begin. 12 bytes.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -41,7 +39,7 @@ pub struct DaStamp {
     pub lsn: U64,
     /// The id of the volume.
     pub uuid: [u8; 16],
-    /// The inode.
+    /// The inode whose fork has the block.
     pub owner: U64,
 }
 
@@ -140,7 +138,7 @@ impl DaKind {
     /// The bytes in front of the contents.
     #[must_use]
     pub fn header_len(self, geometry: &XfsGeometry) -> usize {
-        match (self, has_stamp(geometry)) {
+        match (self, geometry.has_checksums()) {
             (Self::AttrLeaf, true) => 80,
             (Self::AttrLeaf, false) => 32,
             (_, true) => 64,
@@ -148,18 +146,24 @@ impl DaKind {
         }
     }
 
+    /// Where a V5 block says what it is.
+    #[must_use]
+    pub fn identity(self) -> XfsIdentity {
+        match self {
+            Self::DirBlock | Self::DirData | Self::DirFree => XfsIdentity::DIRECTORY,
+            _ => XfsIdentity::NODE,
+        }
+    }
+
     /// Where the stamp of a V5 block begins, with its checksum.
     #[must_use]
     pub fn stamp_at(self) -> usize {
-        match self {
-            Self::DirBlock | Self::DirData | Self::DirFree => 4,
-            _ => size_of::<DaInfo>(),
-        }
+        self.identity().crc
     }
 
     /// Where the fields behind the links or the magic number, and behind the stamp, begin.
     pub(crate) fn fields_at(self, geometry: &XfsGeometry) -> usize {
-        self.stamp_at() + if has_stamp(geometry) { size_of::<DaStamp>() } else { 0 }
+        self.stamp_at() + if geometry.has_checksums() { size_of::<DaStamp>() } else { 0 }
     }
 
     /// The magic number, and where it lies.
@@ -173,7 +177,7 @@ impl DaKind {
             Self::DirNode | Self::AttrNode => (&[0x3e, 0xbe], &[0xfe, 0xbe]),
             Self::AttrLeaf => (&[0x3b, 0xee], &[0xfb, 0xee]),
         };
-        let magic = if has_stamp(geometry) { v5 } else { v4 };
+        let magic = if geometry.has_checksums() { v5 } else { v4 };
         (if magic.len() == 4 { 0 } else { 8 }, magic)
     }
 
@@ -201,15 +205,11 @@ impl DaKind {
         if !self.has_magic(geometry, block) {
             return Err(self.bad(format!("it does not have the magic number of {self:?}")));
         }
-        if !has_stamp(geometry) {
+        if !geometry.has_checksums() {
             return Ok(());
         }
-        let stamp: &DaStamp = view_at(self, block, self.stamp_at())?;
-        if !csum::is_right(block, self.stamp_at()) {
-            return Err(self.bad("its checksum is wrong"));
-        }
-        let claim = (Uuid::from_bytes(stamp.uuid), BasicBlock(stamp.blkno.get()));
-        expected.check(self.structure(), geometry, claim, Ino(stamp.owner.get()))
+        let (place, owner) = (Some(expected.place), expected.owner.map(|ino| ino.0));
+        self.identity().verify(self.structure(), block, geometry, place, owner)
     }
 
     /// An empty block of this kind: zeros, but for the magic number and the stamp.
@@ -222,7 +222,7 @@ impl DaKind {
         let (at, magic) = self.magic(geometry);
         let mut edit = DaEdit::fill(self, &mut block);
         edit.put(at, magic)?;
-        if has_stamp(geometry) {
+        if geometry.has_checksums() {
             let owner = expected.owner.ok_or_else(|| self.bad("its owner is missing"))?;
             let stamp = DaStamp {
                 crc: [0; 4],
@@ -238,55 +238,22 @@ impl DaKind {
 
     /// Writes the LSN of the last change, and then the checksum. Does nothing on V4.
     pub fn seal(self, geometry: &XfsGeometry, block: &mut [u8], lsn: Lsn) {
-        let at = self.stamp_at() + 12;
-        if !has_stamp(geometry) || block.len() < size_of::<DaStamp>() + size_of::<DaInfo>() {
-            return;
+        if geometry.has_checksums() {
+            self.identity().seal(block, lsn);
         }
-        block[at..at + 8].copy_from_slice(&lsn.0.to_be_bytes());
-        csum::store(block, self.stamp_at());
     }
-}
-
-/// Whether blocks carry a stamp: V5.
-pub(crate) fn has_stamp(geometry: &XfsGeometry) -> bool {
-    geometry.layout.contains(XfsLayout::CHECKSUMS)
 }
 
 /// What a block has to say about itself. `None` where the caller does not know, as recovery does
 /// not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DaExpected {
-    /// The place on the device.
+    /// Where the caller read it from the device.
     pub place: BasicBlock,
-    /// The inode.
+    /// The inode whose fork has the block.
     pub owner: Option<Ino>,
     /// The block in the fork.
     pub block: Option<FileBlock>,
-}
-
-impl DaExpected {
-    /// Proves that a block claims to be the one that the caller wants.
-    pub(crate) fn check(
-        &self,
-        structure: Structure,
-        geometry: &XfsGeometry,
-        (uuid, place): (Uuid, BasicBlock),
-        owner: Ino,
-    ) -> Result<(), Malformed> {
-        let bad = |problem| Err(Malformed::new(structure, problem));
-        if uuid != geometry.uuid {
-            return bad(format!("it is of the volume {uuid}"));
-        }
-        if place != self.place {
-            return bad(format!("it is of place {place}, not {}", self.place));
-        }
-        match self.owner {
-            Some(expected) if expected != owner => {
-                bad(format!("it is of inode {owner}, not {expected}"))
-            }
-            _ => Ok(()),
-        }
-    }
 }
 
 /// Views the bytes from `at` on as a `T`.
@@ -295,8 +262,7 @@ pub(crate) fn view_at<T: FromBytes + KnownLayout + Immutable>(
     block: &[u8],
     at: usize,
 ) -> Result<&T, Malformed> {
-    let view = block.get(at..).and_then(|rest| T::ref_from_prefix(rest).ok());
-    view.map(|(view, _)| view).ok_or_else(|| kind.bad("its header leads out of it"))
+    view(kind.structure(), block.get(at..).unwrap_or_default())
 }
 
 /// Views the bytes from `at` on as `count` times a `T`.

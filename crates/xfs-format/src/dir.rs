@@ -116,17 +116,8 @@ impl XfsDirEntry<'_> {
         if self.file_type > file_type::WHT {
             return bad(format!("it has the type {}", self.file_type));
         }
-        check_ino(geometry, self.ino)
+        geometry.check_ino(Structure::DirectoryEntry, self.ino)
     }
-}
-
-/// Proves that a directory may lead to an inode.
-fn check_ino(geometry: &XfsGeometry, ino: Ino) -> Result<(), Malformed> {
-    if ino.0 == 0 || geometry.locate(ino).is_none() {
-        let problem = format!("inode {ino} is not in the volume");
-        return Err(Malformed::new(Structure::DirectoryEntry, problem));
-    }
-    Ok(())
 }
 
 fn has_types(geometry: &XfsGeometry) -> bool {

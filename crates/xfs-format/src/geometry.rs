@@ -3,7 +3,8 @@
 use uuid::Uuid;
 
 use crate::ids::BASIC_BLOCK;
-use crate::{AgBlock, AgIno, AgNumber, BasicBlock, FsBlock, Ino};
+use crate::layout::ensure;
+use crate::{AgBlock, AgIno, AgNumber, BasicBlock, FsBlock, Ino, Malformed, Structure};
 
 bitflags::bitflags! {
     /// The features of a volume that its structures depend on.
@@ -25,11 +26,20 @@ bitflags::bitflags! {
         const SHARED_BLOCKS = 64;
         /// There is a realtime device.
         const REALTIME = 128;
+        /// Inodes may have times in nanoseconds.
+        const BIG_TIMES = 256;
+        /// Inodes may count more extents.
+        const WIDE_COUNTS = 512;
+        /// Metadata inodes have a directory tree of their own.
+        const METADATA_TREE = 1024;
     }
 }
 
-/// The sizes and places that all structures of a volume share. The maker of one has proved the
-/// superblock, so every shift is below 64 and no product of valid numbers overflows.
+/// The sizes and places that all structures of a volume share.
+///
+/// [`XfsSuperblock::parse`](crate::superblock::XfsSuperblock::parse) proves them. Code that makes a
+/// geometry in another way has to keep to the ranges below, so that every shift is below 64 and no
+/// product of valid numbers overflows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct XfsGeometry {
     /// What the layout of structures depends on.
@@ -163,6 +173,20 @@ impl XfsGeometry {
         self.split(block).map(|(ag, block)| self.place(ag, block))
     }
 
+    /// The group and the block in it that a place on the device belongs to; `None` when the volume
+    /// does not have it.
+    #[must_use]
+    pub fn at(&self, place: BasicBlock) -> Option<(AgNumber, AgBlock)> {
+        let block = place.bytes() >> self.block_log;
+        if block >= self.blocks {
+            return None;
+        }
+        let ag_blocks = u64::from(self.ag_blocks);
+        let ag = u32::try_from(block.checked_div(ag_blocks)?).ok()?;
+        let inside = u32::try_from(block.checked_rem(ag_blocks)?).ok()?;
+        Some((AgNumber(ag), AgBlock(inside)))
+    }
+
     /// The number of inode `inode` of group `ag` in the volume.
     #[must_use]
     pub fn ino(&self, ag: AgNumber, inode: AgIno) -> Ino {
@@ -171,12 +195,35 @@ impl XfsGeometry {
     }
 
     /// The group, the block and the index in the block of an inode; `None` when its number leads
-    /// out of the volume.
+    /// out of the volume or into the headers of a group.
     #[must_use]
     pub fn locate(&self, ino: Ino) -> Option<(AgNumber, AgBlock, u32)> {
         let log = self.inodes_per_block_log();
         let (ag, block) = self.split(FsBlock(ino.0 >> log))?;
+        if !self.is_usable(ag, block) {
+            return None;
+        }
         let index = u32::try_from(ino.0 & ((1 << log) - 1)).ok()?;
         Some((ag, block, index))
+    }
+
+    /// Proves, about a `structure`, that an inode number in it leads to a place of the volume.
+    pub(crate) fn check_ino(&self, structure: Structure, ino: Ino) -> Result<(), Malformed> {
+        ensure!(structure, self.locate(ino).is_some(), "inode {ino} is not in the volume");
+        Ok(())
+    }
+
+    /// The group of an inode and its number in the group; `None` as for [`Self::locate`].
+    #[must_use]
+    pub fn split_ino(&self, ino: Ino) -> Option<(AgNumber, AgIno)> {
+        let (ag, block, index) = self.locate(ino)?;
+        Some((ag, AgIno(block.0 << self.inodes_per_block_log() | index)))
+    }
+
+    /// Where an inode lies on the device, in bytes; `None` as for [`Self::locate`].
+    #[must_use]
+    pub fn inode_offset(&self, ino: Ino) -> Option<u64> {
+        let (ag, block, index) = self.locate(ino)?;
+        Some(self.place(ag, block).bytes() + (u64::from(index) << self.inode_log))
     }
 }

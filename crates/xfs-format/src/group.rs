@@ -7,6 +7,7 @@ use offshoot_vfs::Structure;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::geometry::XfsLayout;
+use crate::identity::XfsIdentity;
 use crate::layout::{ensure, view};
 use crate::superblock::LEAST_AG_BLOCKS;
 use crate::{AgBlock, AgIno, AgNumber, Lsn, Malformed, U32, U64, XfsGeometry, csum};
@@ -95,8 +96,7 @@ pub struct AgflHeader {
 struct SectorShape {
     structure: Structure,
     magic: [u8; 4],
-    uuid: usize,
-    crc: usize,
+    identity: XfsIdentity,
     /// The bytes of the fields in a V4 volume.
     v4_len: usize,
     /// The sector of the group that holds it.
@@ -106,8 +106,7 @@ struct SectorShape {
 const AGF: SectorShape = SectorShape {
     structure: Structure::GroupFreeSpace,
     magic: *b"XAGF",
-    uuid: 64,
-    crc: 216,
+    identity: XfsIdentity::AGF,
     v4_len: 64,
     sector: 1,
 };
@@ -115,8 +114,7 @@ const AGF: SectorShape = SectorShape {
 const AGI: SectorShape = SectorShape {
     structure: Structure::GroupInodes,
     magic: *b"XAGI",
-    uuid: 296,
-    crc: 312,
+    identity: XfsIdentity::AGI,
     v4_len: 296,
     sector: 2,
 };
@@ -124,8 +122,7 @@ const AGI: SectorShape = SectorShape {
 const AGFL: SectorShape = SectorShape {
     structure: Structure::GroupFreeList,
     magic: *b"XAFL",
-    uuid: 8,
-    crc: 32,
+    identity: XfsIdentity::AGFL,
     v4_len: 0,
     sector: 3,
 };
@@ -146,14 +143,7 @@ impl SectorShape {
             sector.starts_with(&self.magic) || !geometry.has_checksums() && self.v4_len == 0;
         ensure!(self.structure, has_magic, "no magic");
         if geometry.has_checksums() {
-            ensure!(self.structure, csum::is_right(sector, self.crc), "its checksum is wrong");
-            let found = &sector[self.uuid..self.uuid + 16];
-            ensure!(
-                self.structure,
-                found == geometry.uuid.as_bytes(),
-                "filesystem id {} expected, {found:02x?} found",
-                geometry.uuid
-            );
+            self.identity.verify(self.structure, sector, geometry, None, None)?;
         }
         Ok(())
     }
@@ -167,7 +157,7 @@ impl SectorShape {
         let len = if geometry.has_checksums() { fields.len() } else { self.v4_len };
         sector[..len].copy_from_slice(&fields[..len]);
         if geometry.has_checksums() {
-            csum::store(sector, self.crc);
+            csum::store(sector, self.identity.crc);
         }
     }
 }
@@ -438,7 +428,7 @@ impl Agfl {
         sector.extend(blocks.take(Self::size(geometry) * size_of::<U32>()));
         sector.resize(geometry.sector_size(), 0);
         if geometry.has_checksums() {
-            csum::store(&mut sector, AGFL.crc);
+            csum::store(&mut sector, AGFL.identity.crc);
         }
         sector
     }

@@ -13,7 +13,13 @@ macro_rules! numbers {
             $(#[doc = $doc])+
             #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
             pub struct $name(pub $inner);
+        )+
+    };
+}
 
+macro_rules! shown {
+    ($($name:ident)+) => {
+        $(
             impl fmt::Display for $name {
                 fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                     self.0.fmt(f)
@@ -42,6 +48,15 @@ numbers! {
     AgIno(u32);
     /// A place in the log: the cycle above 32 bits of basic block.
     Lsn(u64);
+}
+
+shown! { AgNumber AgBlock FsBlock FileBlock BasicBlock Ino AgIno }
+
+/// The cycle and the block, as in `3:1024`.
+impl fmt::Display for Lsn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.cycle(), self.block())
+    }
 }
 
 /// The bytes of a basic block.

@@ -16,7 +16,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 pub use check::{XfsFork, XfsInode};
 
+use crate::geometry::XfsLayout;
 use crate::layout::ensure;
+use crate::symlink::MAX_LEN;
 use crate::{AgIno, AgNumber, Ino, Lsn, Malformed, U16, U32, U64, XfsGeometry, csum};
 
 const STRUCTURE: Structure = Structure::InodeCore;
@@ -26,9 +28,6 @@ pub const INODE_MAGIC: [u8; 2] = *b"IN";
 
 /// The place of the checksum, and the length of the core of v1 and v2.
 pub const INODE_CRC: usize = 100;
-
-/// The bytes of the target of a symbolic link are at most these.
-pub const MOST_TARGET_BYTES: u64 = 1024;
 
 /// Where the data of a directory ends: the leaves begin there.
 const DIRECTORY_DATA_END: u64 = 32 << 30;
@@ -51,7 +50,7 @@ pub struct XfsInodeCore {
     pub nlink: U32,
     pub projid_lo: U16,
     pub projid_hi: U16,
-    /// The extents of the data fork, if the inode has `NREXT64`.
+    /// The extents of the data fork, if the inode has `NREXT64`; else zero in v3.
     pub big_nextents: U64,
     pub atime: U64,
     pub mtime: U64,
@@ -61,7 +60,7 @@ pub struct XfsInodeCore {
     pub extsize: U32,
     /// The extents of the data fork; with `NREXT64` those of the attribute fork.
     pub nextents: U32,
-    /// The extents of the attribute fork; with `NREXT64` unused.
+    /// The extents of the attribute fork; with `NREXT64` zero.
     pub anextents: U16,
     pub forkoff: u8,
     pub aformat: u8,
@@ -337,6 +336,7 @@ impl XfsInodeCore {
             if fits {
                 self.big_nextents = data.into();
                 self.nextents = attributes.into();
+                self.anextents = U16::ZERO;
             }
             return fits;
         }
@@ -345,6 +345,10 @@ impl XfsInodeCore {
         };
         self.nextents = data.cast_unsigned().into();
         self.anextents = attributes.cast_unsigned().into();
+        // Older versions count there how often they were flushed.
+        if self.version == 3 {
+            self.big_nextents = U64::ZERO;
+        }
         true
     }
 
@@ -399,6 +403,45 @@ impl XfsInodeCore {
         Ok(Some(next))
     }
 
+    /// Makes `next` the next inode in the list of unlinked ones.
+    pub fn set_next_unlinked(&mut self, next: Option<AgIno>) {
+        self.next_unlinked = next.unwrap_or(AgIno::NULL).0.into();
+    }
+
+    /// Checks that the volume has the features that `flags2` of an inode in use needs, and that the
+    /// count of extents that does not count is zero.
+    pub(crate) fn verify_flags2(&self, geometry: &XfsGeometry) -> Result<(), Malformed> {
+        use XfsInodeFlags2 as Flags;
+        if self.version != 3 || self.is_free() {
+            return Ok(());
+        }
+        let flags = self.flags2();
+        let needs = [
+            (Flags::REFLINK | Flags::COWEXTSIZE, XfsLayout::SHARED_BLOCKS),
+            (Flags::BIGTIME, XfsLayout::BIG_TIMES),
+            (Flags::NREXT64, XfsLayout::WIDE_COUNTS),
+            (Flags::METADATA, XfsLayout::METADATA_TREE),
+        ];
+        let has_features = needs
+            .iter()
+            .all(|(flag, feature)| !flags.intersects(*flag) || geometry.layout.contains(*feature));
+        let may_share = self.file_type() == file_type::REGULAR || !flags.contains(Flags::REFLINK);
+        ensure!(
+            STRUCTURE,
+            has_features && may_share,
+            "flags {:#x} in mode {:o} of this volume",
+            self.flags2,
+            self.mode
+        );
+        let unused = if flags.contains(Flags::NREXT64) {
+            self.anextents.get().into()
+        } else {
+            self.big_nextents.get()
+        };
+        ensure!(STRUCTURE, unused == 0, "{unused} in the count of extents that is not in use");
+        Ok(())
+    }
+
     /// Checks that the size and the format suit the type of the file.
     fn verify_type(&self) -> Result<XfsForkFormat, Malformed> {
         use XfsForkFormat as Format;
@@ -412,7 +455,7 @@ impl XfsInodeCore {
                 (listed || format == Some(Format::MetaBtree) && is_metadata, u64::MAX >> 1)
             }
             file_type::DIRECTORY => (listed || format == Some(Format::Local), DIRECTORY_DATA_END),
-            file_type::SYMLINK => (listed || format == Some(Format::Local), MOST_TARGET_BYTES),
+            file_type::SYMLINK => (listed || format == Some(Format::Local), MAX_LEN as u64),
             file_type::FIFO | file_type::CHARACTER | file_type::BLOCK | file_type::SOCKET => {
                 (format == Some(Format::Device), u64::MAX >> 1)
             }

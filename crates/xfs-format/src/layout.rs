@@ -31,6 +31,12 @@ pub(crate) fn view<T: FromBytes + KnownLayout + Immutable>(
     })
 }
 
+/// The big-endian number in `len` bytes at `at`; 0 outside of `bytes`.
+pub(crate) fn number(bytes: &[u8], at: usize, len: usize) -> u64 {
+    let field = bytes.get(at..at + len).unwrap_or_default();
+    field.iter().fold(0, |number, &byte| number << 8 | u64::from(byte))
+}
+
 macro_rules! sizes {
     ($($type:ty = $size:literal $(, $field:ident @ $offset:literal)*;)*) => {
         $(const _: () = {

@@ -11,7 +11,7 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`ids`], [`geometry`] | numbers with types; the sizes that all structures of a volume share |
-//! | [`csum`] | the checksum |
+//! | [`csum`], [`identity`] | the checksum; where units say what they are |
 //! | [`btree`], [`record`] | blocks of trees, roots of trees in inodes; the records in them |
 //! | [`inode`] | inode cores, and the forks behind them |
 //! | [`hash`] | the hashes of names |
@@ -20,7 +20,7 @@
 //! | [`attr`], [`parent`] | extended attributes; those that are parent pointers |
 //! | [`symlink`], [`remote`] | targets of symbolic links; blocks of targets and of values |
 //! | [`log`] | the log: records, ops, items, transactions, the ring |
-//! | [`superblock`], [`features`] | the superblock, its features, what of them we cannot do |
+//! | [`superblock`], [`features`] | the superblock; its features, and which of them keep us from reading or writing |
 //! | [`group`] | the headers of groups: AGF, AGI and AGFL |
 
 pub mod attr;
@@ -32,6 +32,7 @@ pub mod features;
 pub mod geometry;
 pub mod group;
 pub mod hash;
+pub mod identity;
 pub mod ids;
 pub mod inode;
 mod layout;

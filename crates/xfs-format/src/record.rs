@@ -204,7 +204,7 @@ impl XfsOwner {
         SPECIAL_OWNERS.iter().find(|(_, special)| *special == signed).map(|(owner, _)| *owner)
     }
 
-    /// Its number.
+    /// The number that stands for the owner in a record: the inode, or one below zero.
     #[must_use]
     pub fn number(self) -> u64 {
         let special = SPECIAL_OWNERS.iter().find(|(owner, _)| *owner == self);
@@ -308,6 +308,11 @@ impl XfsTreeRecord for XfsReverseMap {
             self.owner.get().cast_signed(),
             self.offset
         );
+        if self.flags().contains(XfsReverseFlags::TREE_BLOCK) {
+            let known = XfsReverseFlags::ATTRIBUTES | XfsReverseFlags::TREE_BLOCK;
+            let is_plain = self.offset.get() & !known.bits() == 0;
+            ensure!(STRUCTURE, is_plain, "a block of a tree with offset {:#x}", self.offset);
+        }
         if self.has_offsets() {
             let flags = XfsReverseFlags::ATTRIBUTES | XfsReverseFlags::UNWRITTEN;
             let is_offset_right = self.flags() != flags

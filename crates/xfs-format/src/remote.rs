@@ -4,11 +4,11 @@
 //! each block. The target of a link has a part in each extent, which may be several blocks, with
 //! one checksum (seen). On V4 the value fills the blocks.
 
-use uuid::Uuid;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::da::{DaExpected, has_stamp};
-use crate::{BasicBlock, Ino, Lsn, Malformed, Structure, U32, U64, XfsGeometry, csum};
+use crate::da::DaExpected;
+use crate::identity::XfsIdentity;
+use crate::{Lsn, Malformed, Structure, U32, U64, XfsGeometry};
 
 /// The header of a block of a value. 56 bytes.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -34,8 +34,11 @@ pub struct RemoteHeader {
 }
 
 const HEADER: usize = size_of::<RemoteHeader>();
-const CRC_AT: usize = std::mem::offset_of!(RemoteHeader, crc);
-const _: () = assert!(HEADER == 56 && CRC_AT == 12 && align_of::<RemoteHeader>() == 1);
+const _: () = assert!(
+    HEADER == 56
+        && std::mem::offset_of!(RemoteHeader, crc) == 12
+        && align_of::<RemoteHeader>() == 1
+);
 
 /// What the blocks hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,10 +67,11 @@ impl RemoteKind {
     /// The bytes of a value that `size` bytes of blocks have room for, with one header.
     #[must_use]
     pub fn room(geometry: &XfsGeometry, size: usize) -> usize {
-        size.saturating_sub(if has_stamp(geometry) { HEADER } else { 0 })
+        size.saturating_sub(if geometry.has_checksums() { HEADER } else { 0 })
     }
 
-    /// The blocks that a value of `len` bytes needs, when each has a header.
+    /// How many blocks a value of `len` bytes occupies when each block is a part of its own. On V5
+    /// each of them has a header.
     #[must_use]
     pub fn blocks(geometry: &XfsGeometry, len: usize) -> usize {
         len.div_ceil(Self::room(geometry, geometry.block_size()))
@@ -96,15 +100,14 @@ impl RemoteKind {
         self.check_size(geometry, block.len())?;
         let part = len.saturating_sub(offset).min(Self::room(geometry, block.len()));
         let mut rest = block;
-        if has_stamp(geometry) {
+        if geometry.has_checksums() {
             let (header, behind) = RemoteHeader::ref_from_prefix(block)
                 .map_err(|_| bad("its header leads out of it".to_owned()))?;
-            if header.magic != self.magic() || !csum::is_right(block, CRC_AT) {
-                return Err(bad("its magic number or checksum is wrong".to_owned()));
+            if header.magic != self.magic() {
+                return Err(bad("its magic number is wrong".to_owned()));
             }
-            let claim = (Uuid::from_bytes(header.uuid), BasicBlock(header.blkno.get()));
-            let owner = Ino(header.owner.get());
-            expected.check(self.structure(), geometry, claim, owner)?;
+            let (place, owner) = (Some(expected.place), expected.owner.map(|ino| ino.0));
+            XfsIdentity::REMOTE.verify(self.structure(), block, geometry, place, owner)?;
             let claim = [header.offset, header.bytes].map(|number| u64::from(number.get()));
             if claim != [offset as u64, part as u64] {
                 return Err(bad(format!(
@@ -132,7 +135,7 @@ impl RemoteKind {
         let part = value.get(offset..).ok_or_else(|| bad("a part behind its value"))?;
         let part = part.get(..Self::room(geometry, size)).unwrap_or(part);
         let mut block = Vec::with_capacity(size);
-        if has_stamp(geometry) {
+        if geometry.has_checksums() {
             let number = |number| {
                 u32::try_from(number).map(U32::new).map_err(|_| bad("a value above 4 GiB"))
             };
@@ -156,13 +159,8 @@ impl RemoteKind {
 
     /// Writes the checksum, and for the target of a link the LSN. Does nothing on V4.
     pub fn seal(self, geometry: &XfsGeometry, block: &mut [u8], lsn: Lsn) {
-        if !has_stamp(geometry) {
-            return;
-        }
-        if let Ok((header, _)) = RemoteHeader::mut_from_prefix(block) {
-            let lsn = if self == Self::AttrValue { Lsn::NONE } else { lsn };
-            header.lsn = lsn.0.into();
-            csum::store(block, CRC_AT);
+        if geometry.has_checksums() {
+            XfsIdentity::REMOTE.seal(block, lsn);
         }
     }
 }

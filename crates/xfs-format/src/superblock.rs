@@ -11,7 +11,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::features::{XfsFeatures2, XfsIncompat, XfsRoCompat};
 use crate::geometry::XfsLayout;
+use crate::ids::BASIC_BLOCK;
 use crate::layout::{ensure, view};
+use crate::record::CHUNK_INODES;
 use crate::{FsBlock, Ino, Malformed, U16, U32, U64, XfsGeometry, csum};
 
 /// The value of the `magicnum` field.
@@ -166,6 +168,9 @@ impl XfsSuperblockFields {
         layout.set(XfsLayout::REVERSE_MAP, ro_compat.contains(XfsRoCompat::RMAPBT));
         layout.set(XfsLayout::SHARED_BLOCKS, ro_compat.contains(XfsRoCompat::REFLINK));
         layout.set(XfsLayout::REALTIME, self.has_realtime());
+        layout.set(XfsLayout::BIG_TIMES, incompat.contains(XfsIncompat::BIGTIME));
+        layout.set(XfsLayout::WIDE_COUNTS, incompat.contains(XfsIncompat::NREXT64));
+        layout.set(XfsLayout::METADATA_TREE, incompat.contains(XfsIncompat::METADIR));
         layout
     }
 
@@ -245,14 +250,42 @@ impl XfsSuperblockFields {
         Ok(())
     }
 
+    /// Proves that chunks of inodes are aligned as a volume with sparse ones needs it: chunks to
+    /// their own size, and their allocated parts to a divisor of it. For example, chunks of 64
+    /// inodes of 512 bytes are aligned to 8 blocks of 4 KiB, and to 0 of 64 KiB.
+    fn verify_inode_alignment(&self) -> Result<(), Malformed> {
+        if self.version() != 5 {
+            return Ok(());
+        }
+        let (chunk, part) = (self.inoalignmt.get(), self.spino_align.get());
+        let is_right = if self.incompat().contains(XfsIncompat::SPINODES) {
+            let size = (CHUNK_INODES * u32::from(self.inodesize.get())) >> self.blocklog;
+            chunk == size && (part == 0 || part <= chunk && chunk.is_multiple_of(part))
+        } else {
+            part == 0
+        };
+        ensure!(
+            STRUCTURE,
+            is_right,
+            "chunks of inodes aligned to {chunk} blocks, sparse ones to {part}"
+        );
+        Ok(())
+    }
+
+    /// The bytes that each record of the log fills a multiple of.
+    #[must_use]
+    pub fn log_unit(&self) -> usize {
+        // A stripe of 1 stands for none.
+        let sector = u32::from(self.logsectsize.get()).max(1 << BASIC_BLOCK.ilog2());
+        self.logsunit.get().max(sector) as usize
+    }
+
     /// Proves the place and the sizes of the log.
     fn verify_log(&self, geometry: &XfsGeometry) -> Result<(), Malformed> {
         let blocks = self.logblocks.get();
         let bytes = u64::from(blocks) << self.blocklog;
-        let is_inside = geometry.log_start.0 == 0
-            || geometry.split(geometry.log_start).is_some_and(|(ag, block)| {
-                u64::from(block.0) + u64::from(blocks) <= u64::from(geometry.ag_len(ag))
-            });
+        let is_inside =
+            geometry.log_start.0 == 0 || geometry.is_usable_extent(geometry.log_start, blocks);
         ensure!(
             STRUCTURE,
             blocks > 0 && bytes <= MOST_LOG_BYTES && is_inside,
@@ -294,6 +327,7 @@ impl XfsSuperblock {
             ensure!(STRUCTURE, is_right, "its checksum is wrong");
         }
         fields.verify_groups()?;
+        fields.verify_inode_alignment()?;
         let has_meta_uuid = fields.incompat().contains(XfsIncompat::META_UUID);
         let uuid = if has_meta_uuid { fields.meta_uuid } else { fields.uuid };
         let geometry = XfsGeometry {

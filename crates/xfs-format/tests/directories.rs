@@ -449,6 +449,40 @@ fn to_leaf(geometry: &XfsGeometry, mut bytes: Vec<u8>, model: &BTreeMap<String, 
 }
 
 #[test]
+fn an_empty_data_block_is_one_unused_piece() {
+    for (block_log, dir_block_log, layout) in
+        [(10, 0, V5), (12, 1, V5), (16, 0, V5), (9, 0, XfsLayout::empty())]
+    {
+        let geometry = numbers_only(block_log, dir_block_log, layout);
+        let mut bytes = data::encode_empty(&geometry, &EXPECTED).unwrap();
+        DaKind::DirData.seal(&geometry, &mut bytes, Lsn(3));
+        let empty = DirData::parse(&geometry, &bytes, &EXPECTED).unwrap();
+        let header = DaKind::DirData.header_len(&geometry);
+        assert_eq!(empty.longest(), geometry.dir_block_size() - header);
+        assert_eq!(empty.entries(header).count(), 0);
+    }
+    let nameless = DaExpected { owner: None, ..EXPECTED };
+    assert!(data::encode_empty(&numbers_only(10, 0, V5), &nameless).is_err());
+}
+
+#[test]
+fn a_leaf_forgets_the_last_data_blocks() {
+    let geometry = numbers_only(10, 0, V5);
+    let kind = DaKind::DirLeaf;
+    let expected = DaExpected { block: Some(leaf_start(&geometry)), ..EXPECTED };
+    let hashes = [DirHash { hash: 7.into(), address: 8.into() }];
+    let bests = [100, 200, leaf::NO_BLOCK, 300].map(U16::new);
+    let mut bytes = DirLeaf::encode(&geometry, kind, &expected, (0, 0), &hashes, &bests).unwrap();
+    for (blocks, left) in [(9, 4), (4, 4), (2, 2), (0, 0)] {
+        told(kind, &mut bytes, |edit| leaf::truncate_bests(&geometry, edit, blocks).unwrap());
+        kind.seal(&geometry, &mut bytes, Lsn(0));
+        let found = DirLeaf::parse(&geometry, kind, &bytes, &expected).unwrap();
+        assert_eq!(found.bests, &bests[..left]);
+        assert_eq!(found.hashes.len(), 1);
+    }
+}
+
+#[test]
 fn a_short_directory_widens_and_narrows() {
     let mut geometry = numbers_only(10, 0, V5);
     (geometry.ag_block_log, geometry.ag_blocks) = (28, 1 << 28);

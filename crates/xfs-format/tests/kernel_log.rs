@@ -2,14 +2,14 @@
 //!
 //! Each volume is made, changed, shut down as by a crash, and its log read from the image.
 
+mod volume;
+
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::io::Write as _;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
 use offshoot_machine::run::{run, try_run};
-use offshoot_xfs_format::geometry::XfsLayout;
 use offshoot_xfs_format::log::ends::{self, read_record};
 use offshoot_xfs_format::log::items::{
     CORE_SIZE, XfsBufferFlags, XfsBufferType, XfsInodeFields, XfsInodeItem, core_for_log,
@@ -19,7 +19,8 @@ use offshoot_xfs_format::log::record::{XfsLogChecksum, padded_len};
 use offshoot_xfs_format::log::{
     XfsCheckpoint, XfsCheckpoints, XfsLogEnds, XfsLogItem, XfsLogRecord, XfsLogRing, XfsLogVector,
 };
-use offshoot_xfs_format::{FsBlock, Ino, Lsn, Malformed, XfsGeometry};
+use offshoot_xfs_format::superblock::XfsSuperblock;
+use offshoot_xfs_format::{Ino, Lsn, Malformed, XfsGeometry};
 use std::sync::atomic::{AtomicBool, Ordering};
 use tempfile::TempDir;
 use uuid::Uuid;
@@ -44,8 +45,7 @@ impl Drop for LoggingMount {
 impl LogVolume {
     /// A volume of 64 MiB with a log of 12, or `None` when this machine cannot judge.
     fn make(options: &[&str]) -> Option<Self> {
-        if let Err(reason) = offshoot_machine::may_mount() {
-            skip(&reason);
+        if !volume::has_kernel() {
             return None;
         }
         let dir = tempfile::tempdir().expect("a directory");
@@ -56,29 +56,8 @@ impl LogVolume {
         args.extend(options);
         args.push(image.to_str().expect("its path"));
         run("mkfs.xfs", &args);
-        let numbers = "blocklog sectlog inodelog dirblklog agblklog agblocks agcount dblocks \
-                       logstart logblocks logsunit";
-        let number = |name: &str| xfs_db(&image, name).parse::<u64>().expect("a number");
-        let numbers: BTreeMap<_, _> =
-            numbers.split_whitespace().map(|name| (name, number(name))).collect();
-        let byte = |name: &str| u8::try_from(numbers[name]).expect("a byte");
-        let word = |name: &str| u32::try_from(numbers[name]).expect("a word");
-        let uuid: Uuid = xfs_db(&image, "uuid").parse().expect("a UUID");
-        let geometry = XfsGeometry {
-            layout: XfsLayout::CHECKSUMS,
-            block_log: byte("blocklog"),
-            sector_log: byte("sectlog"),
-            inode_log: byte("inodelog"),
-            dir_block_log: byte("dirblklog"),
-            ag_block_log: byte("agblklog"),
-            ag_blocks: word("agblocks"),
-            ag_count: word("agcount"),
-            blocks: numbers["dblocks"],
-            log_start: FsBlock(numbers["logstart"]),
-            log_blocks: word("logblocks"),
-            uuid,
-        };
-        let unit = usize::try_from(numbers["logsunit"]).expect("a unit");
+        let XfsSuperblock { fields, geometry } = volume::superblock(&image);
+        let (uuid, unit) = (Uuid::from_bytes(fields.uuid), fields.log_unit());
         Some(Self { dir, geometry, uuid, unit })
     }
 
@@ -122,14 +101,6 @@ impl LogVolume {
     }
 }
 
-fn skip(reason: &str) {
-    let name = std::thread::current().name().unwrap_or_default().to_owned();
-    eprintln!("skipped: {name}: {reason}");
-    let Some(file) = std::env::var_os(offshoot_machine::SKIPPED_FILE) else { return };
-    let mut file = std::fs::File::options().append(true).create(true).open(file).expect("a file");
-    writeln!(file, "kernel_log\t{name}").expect("a line");
-}
-
 fn xfs_db(image: &Path, field: &str) -> String {
     let print = format!("print {field}");
     let image = image.to_str().expect("its path");
@@ -150,7 +121,7 @@ fn records(ring: XfsLogRing, log: &[u8], ends: &XfsLogEnds) -> Vec<(XfsLogRecord
     while at != ends.head {
         let read = read_record(ring, at, &mut reader(log), &mut buffer).expect("no I/O");
         let (record, checksum) = read.expect("a record");
-        assert_eq!(checksum, XfsLogChecksum::Right, "{}", ring.show(at));
+        assert_eq!(checksum, XfsLogChecksum::Right, "{at}");
         let mut packed = buffer.clone();
         let body = record.unpack(&mut buffer).expect("it is whole").to_vec();
         let headers = record.header_blocks() as usize * 512;
@@ -167,7 +138,7 @@ fn records(ring: XfsLogRing, log: &[u8], ends: &XfsLogEnds) -> Vec<(XfsLogRecord
             }
             again[32..36].copy_from_slice(&packed[32..36]);
         }
-        assert!(again == packed, "the record at {} is sealed to other bytes", ring.show(at));
+        assert!(again == packed, "the record at {at} is sealed to other bytes");
         at = ring.advance(at, record.block_count());
         records.push((record, body));
     }
@@ -208,7 +179,7 @@ fn checkpoints(volume: &LogVolume, log: &[u8], ends: &XfsLogEnds) -> Vec<XfsChec
         assert_eq!(padded_len(writer.used(), record.header_blocks(), volume.unit), body.len());
         // Behind the ops the kernel leaves what its buffer held before.
         let used = writer.used();
-        assert!(again[..used] == body[..used], "other ops at {}", volume.ring().show(record.lsn));
+        assert!(again[..used] == body[..used], "other ops at {}", record.lsn);
     }
     for checkpoint in &whole {
         let mut again = XfsLogVector::default();
@@ -509,7 +480,7 @@ fn damage_is_told_from_a_crash(volume: &LogVolume, log: &[u8], ends: &XfsLogEnds
     }
     let (lsn, found) = after(12, &[headers], &|block| block[77] ^= 4);
     let found = found.expect_err("no crash does that");
-    assert!(found.problem.contains(&ring.show(lsn)), "{found}");
+    assert!(found.problem.contains(&lsn.to_string()), "{found}");
 }
 
 #[test]

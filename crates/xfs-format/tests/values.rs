@@ -4,6 +4,7 @@ use offshoot_xfs_format::btree::{XfsForkRoot, XfsTree};
 use offshoot_xfs_format::features::{XfsHindrance, XfsObstacleKind};
 use offshoot_xfs_format::geometry::XfsLayout;
 use offshoot_xfs_format::group::{Agf, Agfl, Agi, new_agf, new_agi};
+use offshoot_xfs_format::identity::XfsIdentity;
 use offshoot_xfs_format::inode::{
     XfsInode, XfsInodeCore, XfsInodeFlags2, XfsTime, device_field, device_number, file_type,
 };
@@ -11,7 +12,9 @@ use offshoot_xfs_format::record::{
     XfsExtent, XfsExtentItem, XfsInodeChunk, XfsOwner, XfsReverseMap, XfsTreeRecord,
 };
 use offshoot_xfs_format::superblock::{XfsSuperblock, XfsSuperblockFields};
-use offshoot_xfs_format::{AgBlock, AgIno, AgNumber, FileBlock, FsBlock, Ino, Lsn, XfsGeometry};
+use offshoot_xfs_format::{
+    AgBlock, AgIno, AgNumber, BasicBlock, FileBlock, FsBlock, Ino, Lsn, XfsGeometry, csum,
+};
 
 const BLOCKS: &[u8] = include_bytes!("vectors/blocks.bin");
 
@@ -105,6 +108,10 @@ fn sizes_that_contradict_each_other_are_refused() {
         |fields| fields.rootino = (1 << 40).into(),
         |fields| fields.imax_pct = 101,
         |fields| fields.versionnum = 0xb4a3.into(),
+        |fields| fields.inoalignmt = 16.into(),
+        |fields| fields.spino_align = 3.into(),
+        |fields| fields.spino_align = 64.into(),
+        |fields| fields.incompat &= !2,
     ];
     for (index, change) in changes.iter().enumerate() {
         let mut fields = superblock().fields;
@@ -131,6 +138,70 @@ fn a_label_has_up_to_12_bytes() {
         assert_eq!(fields.label() == label.as_bytes(), fits, "{label}");
     }
     assert!(!fields.set_label(b"a\0b"));
+}
+
+#[test]
+fn a_log_lies_behind_the_headers_of_its_group() {
+    let mut fields = superblock().fields;
+    fields.logblocks = 256.into();
+    for (start, is_right) in [(0, true), (1, false), (2, true)] {
+        fields.logstart = start.into();
+        assert_eq!(XfsSuperblock::parse(&fields.encode()).is_ok(), is_right, "{start}");
+    }
+}
+
+#[test]
+fn sparse_chunks_are_aligned_to_parts_of_chunks() {
+    let mut fields = superblock().fields;
+    assert_eq!((fields.blocksize.get(), fields.inodesize.get()), (1024, 512));
+    for (is_sparse, chunk, part, is_right) in [
+        (true, 32, 0, true),
+        (true, 32, 8, true),
+        (true, 32, 32, true),
+        (true, 32, 12, false),
+        (true, 8, 8, false),
+        (false, 8, 0, true),
+        (false, 32, 8, false),
+    ] {
+        fields.incompat = ((fields.incompat.get() & !2) | (u32::from(is_sparse) << 1)).into();
+        (fields.inoalignmt, fields.spino_align) = (chunk.into(), part.into());
+        assert_eq!(XfsSuperblock::parse(&fields.encode()).is_ok(), is_right, "{chunk} {part}");
+    }
+}
+
+#[test]
+fn records_of_the_log_fill_its_stripe_or_its_sector() {
+    let mut fields = superblock().fields;
+    for (stripe, sector, unit) in
+        [(0, 0, 512), (1, 0, 512), (1, 4096, 4096), (4096, 512, 4096), (32_768, 4096, 32_768)]
+    {
+        (fields.logsunit, fields.logsectsize) = (stripe.into(), sector.into());
+        assert_eq!(fields.log_unit(), unit);
+    }
+}
+
+#[test]
+fn inodes_and_blocks_have_places_behind_the_headers() {
+    let geometry = geometry();
+    let per_block = 1_u64 << geometry.inodes_per_block_log();
+    let headers = u64::from(geometry.header_blocks());
+    assert_eq!(geometry.locate(Ino(0)), None);
+    assert_eq!(geometry.locate(Ino(headers * per_block - 1)), None, "in the headers");
+    let bits = geometry.ag_block_log + geometry.inodes_per_block_log();
+    let ino = Ino((1 << bits) | (headers * per_block + 1));
+    let (ag, inside) = geometry.split_ino(ino).expect("a place");
+    assert_eq!(geometry.ino(ag, inside), ino);
+    let place = geometry.place(ag, AgBlock(geometry.header_blocks()));
+    assert_eq!(geometry.inode_offset(ino), Some(place.bytes() + 512));
+    assert_eq!(geometry.at(place), Some((ag, AgBlock(geometry.header_blocks()))));
+    let sector = BasicBlock(place.0 + 1);
+    assert_eq!(geometry.at(sector), geometry.at(place), "the second sector of the block");
+    let end = BasicBlock(geometry.blocks << geometry.block_log >> 9);
+    assert_eq!(geometry.at(end), None);
+    assert_eq!(geometry.at(BasicBlock(u64::MAX)), None);
+    assert!(geometry.at(BasicBlock(end.0 - 1)).is_some());
+    assert_eq!(Agi::unlinked_list(AgIno(131)), 3);
+    assert_eq!(Agi::unlinked_list(AgIno(64)), 0);
 }
 
 #[test]
@@ -235,6 +306,9 @@ fn owners_have_numbers() {
     assert!(!map(XfsOwner::File(Ino(128)), 10, 2, 1 << 61 | 1 << 63));
     assert!(!map(XfsOwner::File(Ino(128)), 10, 2, 1 << 60));
     assert!(!map(XfsOwner::File(Ino(1 << 50)), 10, 2, 0));
+    let tree_block = |offset: u64| map(XfsOwner::File(Ino(128)), 10, 2, 1 << 62 | offset);
+    assert!(tree_block(0) && tree_block(1 << 63));
+    assert!(!tree_block(1 << 61) && !tree_block(1 << 60) && !tree_block(7));
 }
 
 #[test]
@@ -298,6 +372,53 @@ fn new_headers_are_right_and_the_free_list_is_a_ring() {
     }
 }
 
+/// The table of all units agrees with the trees and the kinds of blocks, and recovery finds the
+/// LSN by the magic number alone.
+#[test]
+fn units_are_known_by_their_magic_number() {
+    let geometry = geometry();
+    let mut units: Vec<(Vec<u8>, XfsIdentity)> = vec![
+        (superblock().fields.encode(), XfsIdentity::SUPERBLOCK),
+        (b"XAGF".to_vec(), XfsIdentity::AGF),
+        (b"XAGI".to_vec(), XfsIdentity::AGI),
+        (b"XAFL".to_vec(), XfsIdentity::AGFL),
+        (b"XSLM".to_vec(), XfsIdentity::REMOTE),
+        (b"XDD3".to_vec(), XfsIdentity::DIRECTORY),
+        (vec![0, 0, 0, 5, 0, 0, 0, 0, 0x3e, 0xbe], XfsIdentity::NODE),
+        // The owner of this inode looks like a node's magic number.
+        (b"IN\x81\xa4\x03\x02\0\0\x3e\xbe\0\0".to_vec(), XfsIdentity::INODE),
+    ];
+    for tree in XfsTree::ALL {
+        let magic = tree.magic(&geometry).expect("a magic number").to_vec();
+        let of_tree =
+            if tree.is_long() { XfsIdentity::LONG_BLOCK } else { XfsIdentity::SHORT_BLOCK };
+        units.push((magic, of_tree));
+    }
+    for (mut unit, identity) in units {
+        unit.resize(512, 0);
+        assert_eq!(XfsIdentity::of_magic(&geometry, &unit), Some(identity));
+        assert_eq!(XfsIdentity::of_magic(&v4(&geometry), &unit), None);
+        assert!(identity.seal(&mut unit, Lsn::new(3, 7)));
+        assert_eq!(identity.lsn_of(&unit), Some(Lsn::new(3, 7)));
+        assert!(csum::is_right(&unit, identity.crc));
+        unit[identity.uuid..][..16].copy_from_slice(geometry.uuid.as_bytes());
+        assert_eq!(identity.uuid_of(&unit), Some(geometry.uuid));
+        let mut short = unit[..identity.crc + 3].to_vec();
+        assert!(!identity.seal(&mut short, Lsn(0)) && short == unit[..short.len()]);
+    }
+    let mut value = b"XARM".to_vec();
+    value.resize(1024, 0);
+    let remote = XfsIdentity::of_magic(&geometry, &value).expect("a value");
+    assert!(remote.seal(&mut value, Lsn::new(3, 7)));
+    assert_eq!(remote.lsn_of(&value), Some(Lsn::NONE), "values are not logged");
+    assert_eq!(XfsIdentity::of_magic(&geometry, b"user data"), None);
+    let mut fields = superblock().fields;
+    (fields.incompat, fields.meta_uuid) = ((fields.incompat.get() | 4).into(), [9; 16]);
+    let renamed = XfsIdentity::SUPERBLOCK.uuid_of(&fields.encode());
+    assert_eq!(renamed, Some(uuid::Uuid::from_bytes([9; 16])));
+    assert_eq!(Lsn::new(3, 1024).to_string(), "3:1024");
+}
+
 #[test]
 fn a_fresh_inode_is_free_and_becomes_a_file() {
     for geometry in [geometry(), v4(&geometry())] {
@@ -344,6 +465,68 @@ fn extents_are_counted_in_the_fields_of_the_inode() {
     assert!(core.set_extent_counts((1 << 48) - 1, u32::MAX));
     assert!(!core.set_extent_counts(1 << 48, 0));
     assert_eq!(core.extent_counts(), ((1 << 48) - 1, u32::MAX));
+}
+
+/// The kernel refuses an inode whose unused count of extents is not zero.
+#[test]
+fn the_unused_count_of_extents_is_zero() {
+    let geometry = XfsGeometry { layout: XfsLayout::all(), ..geometry() };
+    let ino = Ino(200);
+    let mut core = XfsInodeCore::fresh(&geometry, ino, 0);
+    core.mode = (file_type::REGULAR | 0o644).into();
+    (core.nlink, core.format, core.aformat) = (1.into(), 2, 2);
+    let is_right = |core: &XfsInodeCore| {
+        let mut bytes = vec![0; geometry.inode_size()];
+        core.write(&mut bytes, &geometry);
+        XfsInode::verify(&bytes, &geometry, ino).is_ok()
+    };
+    let wide = XfsInodeCore { flags2: XfsInodeFlags2::NREXT64.bits().into(), ..core };
+    for (core, right) in [
+        (core, true),
+        (XfsInodeCore { big_nextents: 1.into(), ..core }, false),
+        (wide, true),
+        (XfsInodeCore { anextents: 1.into(), ..wide }, false),
+    ] {
+        assert_eq!(is_right(&core), right);
+    }
+    // An inode that becomes one with wide counts, and back.
+    assert!(core.set_extent_counts(5, 7));
+    core.flags2 = XfsInodeFlags2::NREXT64.bits().into();
+    assert!(core.set_extent_counts(0, 0) && is_right(&core));
+    assert!(core.set_extent_counts(5, 7));
+    core.flags2 = 0.into();
+    assert!(core.set_extent_counts(0, 0) && is_right(&core));
+    // Version 2 counts its flushes there.
+    (core.version, core.big_nextents) = (2, 9.into());
+    assert!(core.set_extent_counts(1, 0));
+    assert_eq!(core.big_nextents.get(), 9);
+}
+
+#[test]
+fn flags_of_an_inode_need_their_feature() {
+    let all = XfsGeometry { layout: XfsLayout::all(), ..geometry() };
+    let is_right = |geometry: &XfsGeometry, mode: u16, flags: XfsInodeFlags2| {
+        let mut core = XfsInodeCore::fresh(geometry, Ino(200), 0);
+        (core.mode, core.size) = ((mode | 0o755).into(), 6.into());
+        (core.nlink, core.format, core.aformat) = (2.into(), 2, 2);
+        core.flags2 = flags.bits().into();
+        let mut bytes = vec![0; geometry.inode_size()];
+        core.write(&mut bytes, geometry);
+        XfsInode::verify(&bytes, geometry, Ino(200)).is_ok()
+    };
+    for (flag, feature) in [
+        (XfsInodeFlags2::REFLINK, XfsLayout::SHARED_BLOCKS),
+        (XfsInodeFlags2::COWEXTSIZE, XfsLayout::SHARED_BLOCKS),
+        (XfsInodeFlags2::BIGTIME, XfsLayout::BIG_TIMES),
+        (XfsInodeFlags2::NREXT64, XfsLayout::WIDE_COUNTS),
+        (XfsInodeFlags2::METADATA, XfsLayout::METADATA_TREE),
+    ] {
+        assert!(is_right(&all, file_type::REGULAR, flag), "{flag:?}");
+        let without = XfsGeometry { layout: all.layout - feature, ..all.clone() };
+        assert!(!is_right(&without, file_type::REGULAR, flag), "{flag:?}");
+    }
+    assert!(is_right(&all, file_type::DIRECTORY, XfsInodeFlags2::COWEXTSIZE));
+    assert!(!is_right(&all, file_type::DIRECTORY, XfsInodeFlags2::REFLINK));
 }
 
 #[test]

@@ -3,6 +3,8 @@
 //! Each test walks all trees of all groups and all inodes of a volume with several levels of trees,
 //! counts what it finds, and builds every block again.
 
+mod volume;
+
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::fs::File;
@@ -40,15 +42,6 @@ impl Drop for ScratchDir {
     }
 }
 
-/// Whether the kernel may fill volumes here; otherwise the test says that it is skipped.
-fn has_kernel() -> bool {
-    let verdict = offshoot_machine::may_mount();
-    if let Err(reason) = &verdict {
-        eprintln!("skipped: {reason}");
-    }
-    verdict.is_ok()
-}
-
 /// What the walk of a volume found.
 #[derive(Default)]
 struct Census {
@@ -70,12 +63,11 @@ struct VolumeImage {
 impl VolumeImage {
     fn open(path: &Path) -> Self {
         let file = File::open(path).expect("the image");
-        let mut sector = vec![0; 4096];
-        file.read_exact_at(&mut sector, 0).expect("a sector");
-        let superblock = XfsSuperblock::parse(&sector).expect("a right superblock");
+        let superblock = volume::superblock(path);
         superblock.verify_counters().expect("right counters");
-        let size = superblock.geometry.sector_size();
-        assert_eq!(superblock.fields.encode(), sector[..size]);
+        let mut sector = vec![0; superblock.geometry.sector_size()];
+        file.read_exact_at(&mut sector, 0).expect("a sector");
+        assert_eq!(superblock.fields.encode(), sector);
         Self { file, superblock }
     }
 
@@ -418,7 +410,7 @@ fn compare(
     block: &str,
     options: &[&str],
 ) -> Option<(Census, XfsSuperblock)> {
-    if !has_kernel() {
+    if !volume::has_kernel() {
         return None;
     }
     let dir = ScratchDir::new(name);
@@ -474,6 +466,30 @@ fn a_volume_with_the_largest_blocks_and_inodes_is_as_the_kernel_says() {
 }
 
 #[test]
+fn what_mkfs_makes_of_each_block_size_is_accepted() {
+    if !volume::has_tools() {
+        return;
+    }
+    let dir = ScratchDir::new("sizes");
+    let image = dir.0.join("image");
+    let path = image.to_str().expect("UTF-8");
+    let device = format!("file,name={path},size=640m");
+    for block_log in 10..=16 {
+        for inode_log in 9..=11.min(block_log - 1) {
+            for sparse in ["sparse=0", "sparse=1"] {
+                let (block, inode) = (1 << block_log, 1 << inode_log);
+                let block = format!("size={block}");
+                let inode = format!("size={inode},{sparse}");
+                run("mkfs.xfs", &["-q", "-f", "-d", &device, "-b", &block, "-i", &inode]);
+                let made = volume::superblock(&image);
+                assert_eq!(made.fields.obstacles(), [], "{block} {inode}");
+                assert_eq!(made.fields.log_unit(), 512.max(made.fields.logsunit.get() as usize));
+            }
+        }
+    }
+}
+
+#[test]
 fn sparse_chunks_of_inodes_are_as_the_kernel_says() {
     let Some((census, _)) = compare("sparse", "sparse", "4096", &[]) else { return };
     assert!(census.sparse > 1, "{} sparse chunks", census.sparse);
@@ -481,7 +497,7 @@ fn sparse_chunks_of_inodes_are_as_the_kernel_says() {
 
 #[test]
 fn a_volume_of_version_4_is_read_and_not_written() {
-    if !has_kernel() {
+    if !volume::has_kernel() {
         return;
     }
     let dir = ScratchDir::new("v4");

@@ -65,8 +65,12 @@ fn campaign() {
         "long" => {
             // The states of these are large, and without sampling there are many.
             let plan = CrashPlan { exhaustive_limit: 2, samples_per_epoch: 4, ..plan };
-            let longer = [long::rounds(40), long::tides(6, 7 << 20)];
-            everywhere(plan, &longer, &longer);
+            for (engine, shape) in EVERYWHERE.into_iter().chain(ALSO) {
+                // All files of the tides together take a quarter of a member.
+                let len = usize::try_from(shape.bytes / 24).expect("small");
+                let longer = [long::rounds(40), long::tides(6, len)];
+                explore_at(engine, shape, plan, &longer);
+            }
             let full =
                 [(&OURS, TINY, 256 << 10), (&EAGER, TINY, 256 << 10), (&OURS, SMALL, 512 << 10)];
             for (engine, shape, large) in full {
@@ -101,9 +105,12 @@ fn in_batches(plan: CrashPlan, mut workloads: impl Iterator<Item = Workload>) {
 fn everywhere(plan: CrashPlan, all: &[Workload], some: &[Workload]) {
     let all = EVERYWHERE.into_iter().map(|place| (place, all));
     for ((engine, shape), workloads) in all.chain(ALSO.map(|place| (place, some))) {
-        // A small member has no copy of its superblock, so a torn one would be the end of the
-        // volume.
-        let plan = CrashPlan { tears: plan.tears && shape.has_copies_of_superblock(), ..plan };
-        explore(engine, shape, plan, judged_every(), workloads.iter().cloned());
+        explore_at(engine, shape, plan, workloads);
     }
+}
+
+fn explore_at(engine: &OurEngine, shape: VolumeShape, plan: CrashPlan, workloads: &[Workload]) {
+    // A small member has no copy of its superblock, so a torn one would be the end of the volume.
+    let plan = CrashPlan { tears: plan.tears && shape.has_copies_of_superblock(), ..plan };
+    explore(engine, shape, plan, judged_every(), workloads.iter().cloned());
 }

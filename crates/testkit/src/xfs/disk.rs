@@ -165,8 +165,8 @@ impl XfsDisk {
     /// Changes the volume with these commands of `xfs_db`. It must not be mounted.
     ///
     /// # Panics
-    /// When `xfs_db` complains; its exit code tells of no failure. `write -d` writes what its checks
-    /// would refuse.
+    /// When `xfs_db` complains; its exit code tells of no failure. `write -d` writes what its
+    /// checks would refuse.
     pub fn change_with_xfs_db(&self, commands: &[&str]) {
         let (_, complaint) = self.run("xfs_db", "-x", commands, self.image());
         assert!(complaint.is_empty(), "xfs_db {commands:?}: {complaint}");

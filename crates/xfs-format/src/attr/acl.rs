@@ -48,7 +48,10 @@ pub fn from_disk(value: &[u8]) -> Result<Vec<u8>, Malformed> {
     let (count, entries) = U32::ref_from_prefix(value).map_err(|_| cut())?;
     let entries = <[XfsAclEntry]>::ref_from_bytes(entries).map_err(|_| cut())?;
     if u32::try_from(entries.len()) != Ok(count.get()) {
-        return Err(bad(format!("an access control list of {count} entries has others")));
+        return Err(bad(format!(
+            "an access control list counts {count} entries and has {}",
+            entries.len()
+        )));
     }
     let mut list = Vec::with_capacity(4 + entries.len() * 8);
     list.extend(VERSION);

@@ -2,11 +2,11 @@
 
 use zerocopy::FromBytes;
 
-use super::{LongBlockHeader, STRUCTURE, ShortBlockHeader, XfsSearchKey, XfsTree, number};
+use super::{STRUCTURE, XfsSearchKey, XfsTree};
 use crate::group::MOST_LEVELS;
-use crate::layout::{ensure, view};
+use crate::layout::{ensure, number};
 use crate::record::XfsTreeRecord;
-use crate::{AgBlock, AgNumber, BasicBlock, FsBlock, Ino, Lsn, Malformed, XfsGeometry, csum};
+use crate::{AgBlock, AgNumber, FsBlock, Ino, Lsn, Malformed, XfsGeometry};
 
 /// What the header of a block says, for short and long ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,15 +64,9 @@ impl<'a> XfsBtreeBlock<'a> {
         };
         let header = XfsBtreeHeader::read(bytes, geometry, tree);
         if geometry.has_checksums() {
-            verify_identity(bytes, geometry, tree, geometry.place(ag, block))?;
-            let expected = if tree.is_long() { owner.map(|ino| ino.0) } else { Some(ag.0.into()) };
-            ensure!(
-                STRUCTURE,
-                expected.is_none_or(|expected| header.owner == Some(expected)),
-                "owner {} expected, {} found",
-                expected.unwrap_or_default(),
-                header.owner.unwrap_or_default()
-            );
+            let place = Some(geometry.place(ag, block));
+            let owner = if tree.is_long() { owner.map(|ino| ino.0) } else { Some(ag.0.into()) };
+            tree.identity().verify(STRUCTURE, bytes, geometry, place, owner)?;
         }
         let (level, count) = (header.level, usize::from(header.count));
         let capacity = tree.capacity(geometry, level);
@@ -228,32 +222,6 @@ fn is_block(geometry: &XfsGeometry, tree: XfsTree, ag: AgNumber, block: u64) -> 
     u32::try_from(block).is_ok_and(|block| geometry.is_usable(ag, AgBlock(block)))
 }
 
-/// Checks the checksum, the place and the uuid of a block of a V5 volume.
-fn verify_identity(
-    bytes: &[u8],
-    geometry: &XfsGeometry,
-    tree: XfsTree,
-    place: BasicBlock,
-) -> Result<(), Malformed> {
-    ensure!(STRUCTURE, csum::is_right(bytes, tree.crc()), "its checksum is wrong");
-    let (blkno, uuid) = if tree.is_long() {
-        let header: &LongBlockHeader = view(STRUCTURE, bytes)?;
-        (header.blkno, header.uuid)
-    } else {
-        let header: &ShortBlockHeader = view(STRUCTURE, bytes)?;
-        (header.blkno, header.uuid)
-    };
-    ensure!(STRUCTURE, blkno.get() == place.0, "place {place} expected, {blkno} found");
-    ensure!(
-        STRUCTURE,
-        uuid == *geometry.uuid.as_bytes(),
-        "filesystem id {} expected, {} found",
-        geometry.uuid,
-        uuid::Uuid::from_bytes(uuid)
-    );
-    Ok(())
-}
-
 impl XfsBtreeHeader {
     /// Reads the header of a block, whose bytes may be those of any block.
     #[must_use]
@@ -265,15 +233,15 @@ impl XfsBtreeHeader {
             let null = if tree.is_long() { FsBlock::NULL.0 } else { AgBlock::NULL.0.into() };
             (block != null).then_some(block)
         };
-        let (lsn, owner) = if tree.is_long() { (32, 56) } else { (24, 48) };
+        let identity = tree.identity();
         let v5 = geometry.has_checksums();
         Self {
             level: number(bytes, 4, 2) as u16,
             count: number(bytes, 6, 2) as u16,
             left: sibling(8),
             right: sibling(8 + len),
-            lsn: v5.then(|| Lsn(number(bytes, lsn, 8))),
-            owner: v5.then(|| number(bytes, owner, len)),
+            lsn: identity.lsn_of(bytes).filter(|_| v5),
+            owner: identity.owner.filter(|_| v5).map(|(at, len)| number(bytes, at, len)),
         }
     }
 }

@@ -64,8 +64,7 @@ impl<'g> XfsBtreeBuilder<'g> {
     /// Sets the LSN of the last change, which V4 volumes do not have.
     pub fn set_lsn(&mut self, lsn: Lsn) {
         if self.geometry.has_checksums() {
-            let at = if self.tree.is_long() { 32 } else { 24 };
-            copy(&mut self.bytes, at, &lsn.0.to_be_bytes());
+            copy(&mut self.bytes, self.tree.identity().lsn, &lsn.0.to_be_bytes());
         }
     }
 
@@ -124,7 +123,7 @@ impl<'g> XfsBtreeBuilder<'g> {
 /// When `bytes` is shorter than the header of a block.
 pub fn seal(bytes: &mut [u8], geometry: &XfsGeometry, tree: XfsTree) {
     if geometry.has_checksums() {
-        csum::store(bytes, tree.crc());
+        csum::store(bytes, tree.identity().crc);
     }
 }
 

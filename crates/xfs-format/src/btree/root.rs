@@ -3,9 +3,9 @@
 use zerocopy::IntoBytes;
 
 use super::build::{copy, long_header};
-use super::{STRUCTURE, XfsTree, number};
+use super::{STRUCTURE, XfsTree};
 use crate::group::MOST_LEVELS;
-use crate::layout::ensure;
+use crate::layout::{ensure, number};
 use crate::{FileBlock, FsBlock, Ino, Malformed, XfsGeometry};
 
 /// The root of a tree of extents, as it lies in a fork of an inode.

@@ -3,8 +3,9 @@
 //! `.` is not stored, and of `..` only the number. All numbers have eight bytes as soon as one of
 //! them needs more than four.
 
-use super::{XfsDirEntry, check_ino, file_type, first_offset, has_types};
+use super::{XfsDirEntry, file_type, first_offset, has_types};
 use crate::da::u16_at;
+use crate::layout::number;
 use crate::{Ino, Malformed, Structure, XfsGeometry};
 
 /// A verified directory in short form.
@@ -29,8 +30,7 @@ fn take<'a>(bytes: &mut &'a [u8], len: usize) -> Result<&'a [u8], Malformed> {
 }
 
 fn take_number(bytes: &mut &[u8], width: usize) -> Result<u64, Malformed> {
-    let number = take(bytes, width)?;
-    Ok(number.iter().fold(0, |number, &byte| number << 8 | u64::from(byte)))
+    Ok(number(take(bytes, width)?, 0, width))
 }
 
 fn is_wide(ino: Ino) -> bool {
@@ -46,7 +46,7 @@ impl<'a> ShortDir<'a> {
         let wide_count = take_number(&mut rest, 1)?;
         let width = if wide_count == 0 { 4 } else { 8 };
         let parent = Ino(take_number(&mut rest, width)?);
-        check_ino(geometry, parent)?;
+        geometry.check_ino(Structure::DirectoryEntry, parent)?;
         let mut wide_found = u64::from(is_wide(parent));
         let mut next = first_offset(geometry);
         let mut entries = Vec::with_capacity(usize::try_from(count).unwrap_or(0));

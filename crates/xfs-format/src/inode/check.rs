@@ -2,11 +2,12 @@
 
 use zerocopy::FromBytes;
 
-use super::{INODE_CRC, INODE_MAGIC, STRUCTURE, XfsForkFormat, XfsInodeCore, XfsInodeFlags};
+use super::{INODE_MAGIC, STRUCTURE, XfsForkFormat, XfsInodeCore, XfsInodeFlags};
 use crate::btree::XfsForkRoot;
+use crate::identity::XfsIdentity;
 use crate::layout::{ensure, view};
 use crate::record::{XfsExtentItem, XfsTreeRecord};
-use crate::{AgNumber, Ino, Malformed, U32, XfsGeometry, csum};
+use crate::{AgNumber, Ino, Malformed, U32, XfsGeometry};
 
 /// The contents of a fork.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,21 +49,14 @@ impl<'a> XfsInode<'a> {
         ensure!(STRUCTURE, core.magic == INODE_MAGIC, "no magic");
         if geometry.has_checksums() {
             ensure!(STRUCTURE, core.version == 3, "version {}, not 3", core.version);
-            ensure!(STRUCTURE, csum::is_right(bytes, INODE_CRC), "its checksum is wrong");
-            ensure!(STRUCTURE, core.ino.get() == ino.0, "inode {ino} expected, {} found", core.ino);
-            ensure!(
-                STRUCTURE,
-                core.uuid == *geometry.uuid.as_bytes(),
-                "filesystem id {} expected, {} found",
-                geometry.uuid,
-                uuid::Uuid::from_bytes(core.uuid)
-            );
+            XfsIdentity::INODE.verify(STRUCTURE, bytes, geometry, None, Some(ino.0))?;
         } else {
             ensure!(STRUCTURE, matches!(core.version, 1 | 2), "version {}", core.version);
         }
         if core.is_free() {
             return Ok(Self { core, data: XfsFork::Extents(&[]), attributes: None });
         }
+        core.verify_flags2(geometry)?;
         let format = core.verify_type()?;
         let room = core.fork_room(geometry)?;
         let (extents, attribute_extents) = core.extent_counts();

@@ -2,8 +2,8 @@
 //!
 //! Since delayed logging a transaction of the log is a *checkpoint*: all changes of many calls.
 //! Its ops begin with a start op and end with a commit op; those of others lie between them. Only
-//! a committed one counts. What a crash left without its commit, and ops whose start was before
-//! the tail of the log, are nothing that is missing: recovery passes over both.
+//! a committed one counts. Recovery passes over a transaction that a crash left without its commit
+//! op, and over ops whose start op lies before the tail of the log.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -21,7 +21,7 @@ const REGION_COST: u64 = 4;
 /// A whole transaction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct XfsCheckpoint {
-    /// Its number.
+    /// The number that all its ops carry (`tid`).
     pub tid: u32,
     /// The record with its start op. What is replayed from it gets this LSN.
     pub lsn: Lsn,

@@ -72,8 +72,7 @@ pub fn read_record<L: ReadLog>(
         Err(problem) => return Ok(Err(problem)),
     };
     if record.lsn != at {
-        let (says, at) = (ring.show(record.lsn), ring.show(at));
-        return Ok(Err(bad_record(format!("at {at}, but it says {says}"))));
+        return Ok(Err(bad_record(format!("at {at}, but it says {}", record.lsn))));
     }
     if let Err(problem) = record.check_place(ring, at.block()) {
         return Ok(Err(problem));
@@ -111,7 +110,7 @@ pub fn find<L: ReadLog>(ring: XfsLogRing, uuid: Uuid, log: &mut L) -> Result<Xfs
         head = at;
         (at, header) = search.last_record(head, IN_FLIGHT)?;
     }
-    let record = header.ok_or_else(|| bad_record(format!("no valid one at {}", ring.show(at))))?;
+    let record = header.ok_or_else(|| bad_record(format!("no valid one at {at}")))?;
     if record.uuid != uuid && !record.uuid.is_nil() {
         return Err(
             bad_record(format!("of volume {uuid} expected, of {} found", record.uuid)).into()
@@ -195,10 +194,10 @@ impl<L: ReadLog> EndSearch<'_, L> {
         Ok(None)
     }
 
-    /// The last record before `head`; a header there always is, whatever a crash left undone.
+    /// The last header before `head`. There is one behind every crash: at most [`IN_FLIGHT`] blocks
+    /// before the head can be torn.
     fn last_record(&mut self, head: Lsn, limit: u32) -> Result<FoundHeader, L::Error> {
         self.header_before(head, limit)?.ok_or_else(|| {
-            let head = self.ring.show(head);
             bad_record(format!("no record in the {limit} blocks before {head}")).into()
         })
     }
@@ -208,12 +207,11 @@ impl<L: ReadLog> EndSearch<'_, L> {
         let read = read_record(self.ring, at, self.log, &mut self.buffer)?;
         Ok(read.and_then(|(record, checksum)| {
             let room = self.ring.distance(at, before);
-            let at = || self.ring.show(at);
             if room.is_none_or(|room| room < record.block_count()) {
-                return Err(bad_record(format!("the one at {} reaches over the head", at())));
+                return Err(bad_record(format!("the one at {at} reaches over the head")));
             }
             if checksum == XfsLogChecksum::Wrong {
-                return Err(bad_record(format!("the checksum of the one at {} is wrong", at())));
+                return Err(bad_record(format!("the checksum of the one at {at} is wrong")));
             }
             Ok(record)
         }))

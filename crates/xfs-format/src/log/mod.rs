@@ -27,11 +27,13 @@ pub use vector::{XfsLogVector, XfsRegions};
 
 use offshoot_vfs::{Malformed, Structure};
 
+use crate::ids::BASIC_BLOCK;
+
 /// The bytes of a basic block, in which the log counts.
-pub const BLOCK: usize = 512;
+pub const BLOCK: usize = 1 << BASIC_BLOCK.ilog2();
 
 /// The same, for lengths that records store.
-const BLOCK_BYTES: u32 = 512;
+const BLOCK_BYTES: u32 = 1 << BASIC_BLOCK.ilog2();
 
 #[cold]
 fn bad_record(problem: impl Into<std::borrow::Cow<'static, str>>) -> Malformed {

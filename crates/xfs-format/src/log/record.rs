@@ -11,7 +11,8 @@ use std::mem::offset_of;
 use uuid::Uuid;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::{BLOCK, BLOCK_BYTES, XfsLogRing, bad_record};
+use super::ring::{XfsLogRing, previous_cycle};
+use super::{BLOCK, BLOCK_BYTES, bad_record};
 use crate::{Lsn, Malformed, U32, U64};
 
 /// The first word of a record.
@@ -89,12 +90,12 @@ pub struct XfsLogRecord {
 /// What the checksum of a record says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum XfsLogChecksum {
-    /// It is that of the contents.
+    /// The record holds the checksum of its contents.
     Right,
-    /// It is not.
+    /// The record holds another checksum.
     Wrong,
-    /// There is none. So writes `mkfs.xfs`, and so do V4 volumes of old kernels. The search for
-    /// the head takes it, and recovery of a V5 volume does not.
+    /// The record holds none: `mkfs.xfs` and old kernels on V4 volumes write such records. The
+    /// search for the head accepts them. Recovery of a V5 volume does not.
     Missing,
 }
 
@@ -193,20 +194,14 @@ impl XfsLogRecord {
     /// The first number that leads elsewhere.
     pub fn check_place(&self, ring: XfsLogRing, block: u32) -> Result<(), Malformed> {
         if self.lsn.block() != block || !ring.has(self.lsn) {
-            return Err(bad_record(format!(
-                "at block {block}, but it says {}",
-                ring.show(self.lsn)
-            )));
+            return Err(bad_record(format!("at block {block}, but it says {}", self.lsn)));
         }
         if self.block_count() > ring.blocks() {
             return Err(bad_record(format!("{} blocks, more than the log", self.block_count())));
         }
         if ring.distance(self.tail, self.lsn).is_none() {
-            return Err(bad_record(format!(
-                "{} is no tail of a record at {}",
-                ring.show(self.tail),
-                ring.show(self.lsn)
-            )));
+            let Self { tail, lsn, .. } = self;
+            return Err(bad_record(format!("{tail} is no tail of a record at {lsn}")));
         }
         Ok(())
     }
@@ -341,25 +336,35 @@ impl XfsLogRecord {
         Ok(())
     }
 
-    /// The header that stands for no record, of a ring that is cut at its head: all blocks behind
-    /// the head get one, with the cycle before that of the head, so that no older record there is
+    /// The `count` headers that stand for no record and go behind the head of a ring whose last
+    /// record is `self`. Each has the cycle before that of its place, so no older record there is
     /// ever taken for a new one.
-    #[must_use]
-    pub fn stamp(at: Lsn, tail: Lsn, version: u32, uuid: Uuid) -> [u8; BLOCK] {
-        let mut block = [0; BLOCK];
-        let record = Self {
-            lsn: at,
-            tail,
-            version,
-            len: 0,
-            previous: Some(0),
-            ops: 0,
-            byte_order: LITTLE_ENDIAN,
-            uuid,
-            buffer: 0,
-        };
-        record.write_header(&mut block);
-        block
+    ///
+    /// For example, 3 of them from block 6 of cycle 5 on, in a ring of 8 blocks, have cycles 4, 4
+    /// and, at its start, 5.
+    pub fn stamps(
+        &self,
+        ring: XfsLogRing,
+        head: Lsn,
+        count: u32,
+    ) -> impl Iterator<Item = [u8; BLOCK]> {
+        let like = self.clone();
+        (0..count).map(move |index| {
+            let place = ring.advance(head, index);
+            let cycle = previous_cycle(place.cycle()).unwrap_or(0);
+            let stamp = Self {
+                lsn: Lsn::new(cycle, place.block()),
+                len: 0,
+                previous: Some(0),
+                ops: 0,
+                byte_order: LITTLE_ENDIAN,
+                buffer: 0,
+                ..like.clone()
+            };
+            let mut block = [0; BLOCK];
+            stamp.write_header(&mut block);
+            block
+        })
     }
 
     /// Writes all fields of the header but its words and its checksum.

@@ -89,12 +89,6 @@ impl XfsLogRing {
         (cycle > 0).then_some(Lsn::new(cycle, block))
     }
 
-    /// `lsn` as messages show it: cycle and block.
-    #[must_use]
-    pub fn show(self, lsn: Lsn) -> String {
-        format!("{}:{}", lsn.cycle(), lsn.block())
-    }
-
     /// Finds the head by the cycles of blocks alone: the first block that a crash may have kept
     /// from being written. `cycle_at` reads the cycle of a block
     /// ([`record::cycle_of`](super::record::cycle_of)).
@@ -164,7 +158,7 @@ fn next_cycle(cycle: u32) -> u32 {
 }
 
 /// The cycle before `cycle`.
-fn previous_cycle(cycle: u32) -> Option<u32> {
+pub(super) fn previous_cycle(cycle: u32) -> Option<u32> {
     let previous = cycle.checked_sub(1)?;
     Some(if previous == MAGIC { previous - 1 } else { previous })
 }

@@ -7,8 +7,11 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use offshoot_machine::run::try_run;
+use offshoot_machine::{may_mount, skip};
 use offshoot_xfs_format::da::{DaEdit, DaExpected, DaKind};
 use offshoot_xfs_format::geometry::XfsLayout;
+use offshoot_xfs_format::superblock::XfsSuperblock;
 use offshoot_xfs_format::{FileBlock, FsBlock, Ino, XfsGeometry};
 use uuid::Uuid;
 
@@ -37,13 +40,25 @@ fn run(command: &mut Command) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Whether the tools are here; a test without them has nothing to judge by.
+/// Whether the kernel may judge here. If not, the test is skipped; if so, a missing tool fails it.
+pub fn has_kernel() -> bool {
+    may_mount().inspect_err(|reason| skip(reason)).is_ok()
+}
+
+/// Whether the tools may judge here. Where the kernel may, they have to be there.
 pub fn has_tools() -> bool {
-    let has = Command::new("mkfs.xfs").arg("-V").output().is_ok();
-    if !has {
-        eprintln!("skipped: mkfs.xfs is missing");
+    let missing = try_run("mkfs.xfs", &["-V"]).err();
+    if let (Some(reason), Ok(())) = (&missing, may_mount()) {
+        panic!("{reason}: install the Debian package `xfsprogs`");
     }
-    has
+    missing.inspect(|reason| skip(reason)).is_none()
+}
+
+/// The superblock of an image.
+pub fn superblock(image: &Path) -> XfsSuperblock {
+    let mut sector = vec![0; 32 << 10];
+    File::open(image).unwrap().read_exact_at(&mut sector, 0).unwrap();
+    XfsSuperblock::parse(&sector).unwrap()
 }
 
 impl MadeVolume {
@@ -60,7 +75,7 @@ impl MadeVolume {
         let proto = volume.folder.join("contents");
         fs::write(&proto, format!("/dev/null\n0 0\nd--755 0 0\n{contents}$\n")).unwrap();
         run(Command::new("mkfs.xfs").arg("-q").args(options).arg("-p").arg(&proto).arg(&image));
-        volume.geometry = geometry(&image);
+        volume.geometry = superblock(&image).geometry;
         volume
     }
 
@@ -68,16 +83,16 @@ impl MadeVolume {
         self.folder.join("image")
     }
 
-    /// Mounts the volume, and lets `change` work in it. `false` when this machine cannot.
+    /// Mounts the volume, and lets `change` work in it. `false` when this process may not.
     pub fn mounted(&self, change: impl FnOnce(&Path)) -> bool {
+        if !has_kernel() {
+            return false;
+        }
         let point = self.folder.join("point");
         fs::create_dir_all(&point).unwrap();
         let mut mount = Command::new("mount");
         mount.args(["-o", "loop"]).arg(self.image()).arg(&point);
-        if !mount.output().is_ok_and(|output| output.status.success()) {
-            eprintln!("skipped: this machine cannot mount");
-            return false;
-        }
+        run(&mut mount);
         let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| change(&point)));
         run(Command::new("umount").arg(&point));
         caught.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
@@ -114,10 +129,8 @@ impl MadeVolume {
         let said = self.xfs_db(&[&path, "stack", "bmap -d", "bmap -a"]);
         let number = said.split("inode ").nth(1).unwrap().split(',').next().unwrap();
         let ino = Ino(number.parse().unwrap());
-        let (ag, block, index) = self.geometry.locate(ino).unwrap();
-        let size = self.geometry.inode_size();
-        let at = self.geometry.place(ag, block).bytes() + u64::from(index) * size as u64;
-        let inode = self.read(at, size);
+        let at = self.geometry.inode_offset(ino).unwrap();
+        let inode = self.read(at, self.geometry.inode_size());
         let is_v5 = self.geometry.layout.contains(XfsLayout::CHECKSUMS);
         let fork = if is_v5 { 176 } else { 100 };
         let attr_at = match inode[82] {
@@ -189,32 +202,6 @@ impl Drop for MadeVolume {
         if let Err(error) = fs::remove_dir_all(&self.folder) {
             eprintln!("{}: {error}", self.folder.display());
         }
-    }
-}
-
-fn geometry(image: &Path) -> XfsGeometry {
-    let mut bytes = [0; 512];
-    File::open(image).unwrap().read_exact_at(&mut bytes, 0).unwrap();
-    let u32_at = |at: usize| u32::from_be_bytes(bytes[at..at + 4].try_into().unwrap());
-    let u64_at = |at: usize| u64::from_be_bytes(bytes[at..at + 8].try_into().unwrap());
-    let is_v5 = bytes[101] & 0xf == 5;
-    let mut layout = XfsLayout::empty();
-    layout.set(XfsLayout::CHECKSUMS, is_v5);
-    let v4_types = u32_at(200) & 0x200 != 0;
-    layout.set(XfsLayout::FILE_TYPES, if is_v5 { u32_at(216) & 1 != 0 } else { v4_types });
-    XfsGeometry {
-        layout,
-        block_log: bytes[120],
-        sector_log: bytes[121],
-        inode_log: bytes[122],
-        dir_block_log: bytes[192],
-        ag_block_log: bytes[124],
-        ag_blocks: u32_at(84),
-        ag_count: u32_at(88),
-        blocks: u64_at(8),
-        log_start: FsBlock(u64_at(48)),
-        log_blocks: u32_at(96),
-        uuid: Uuid::from_slice(&bytes[32..48]).unwrap(),
     }
 }
 

@@ -45,7 +45,8 @@ fn fs_mark(arguments: &FsMarkArguments, out: &mut dyn Write, console: &Arc<Conso
     let out_of_range = |_| VerbFailure::Usage("the time is not in 1970 to 2106".into());
     let began_secs = u64::from(u32::try_from(moment()?.secs).map_err(out_of_range)?);
     let seed = arguments.seed.unwrap_or(u64::from(began.nanos) << 32 ^ began_secs);
-    let work = FsMark { threads, files, rounds, size, seed, began_secs };
+    let work =
+        FsMark { threads, files, rounds, size, seed, began_secs, has_new_dirs: arguments.new_dirs };
     let too_many = || VerbFailure::Usage("these files need more than 1 PiB".into());
     let image_bytes = match arguments.image_size {
         // A block device or an existing image keeps its size.

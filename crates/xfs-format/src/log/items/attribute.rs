@@ -4,19 +4,13 @@ use zerocopy::little_endian as le;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::{ItemHead, XfsItemType};
+use crate::attr::{MAX_VALUE, XattrFlags};
 use crate::log::{XfsLogVector, XfsRegions, bad_item};
+use crate::parent::ParentValue;
 use crate::{Ino, Malformed};
 
 /// The longest name.
 const NAME_MAX: usize = 255;
-/// The longest value.
-const VALUE_MAX: usize = 64 << 10;
-/// The bytes of a parent pointer's value: an inode and its generation.
-const PARENT_VALUE: usize = 12;
-/// The namespaces of attributes, parent pointers, and the mark of an incomplete one.
-const FILTER: u32 = 0x8e;
-/// The namespace of parent pointers.
-const FILTER_PARENT: u32 = 8;
 
 /// The first region of an intent to change an attribute.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -62,7 +56,7 @@ pub struct XfsAttributeIntent<'a> {
     pub ino: Ino,
     /// Its generation, for parent pointers.
     pub generation: u32,
-    /// The change.
+    /// What happens to the attribute.
     pub op: XfsAttributeOp,
     /// The namespace, as the flags of an attribute.
     pub filter: u32,
@@ -106,9 +100,11 @@ impl<'a> XfsAttributeIntent<'a> {
         };
         let name = next(name_len, NAME_MAX)?;
         let new_name = if has_two { Some(next(new_name_len, NAME_MAX)?) } else { None };
-        let value = if value_len > 0 { Some(next(value_len, VALUE_MAX)?) } else { None };
-        let new_value = if has_two { Some(next(value_len, VALUE_MAX)?) } else { None };
+        let value = if value_len > 0 { Some(next(value_len, MAX_VALUE)?) } else { None };
+        let new_value = if has_two { Some(next(value_len, MAX_VALUE)?) } else { None };
         let filter = format.filter.get();
+        let flags = u8::try_from(filter).ok().map(XattrFlags::from_bits_retain);
+        let known = XattrFlags::NAMESPACE | XattrFlags::INCOMPLETE;
         let is_parent = matches!(
             op,
             XfsAttributeOp::SetParent
@@ -118,8 +114,10 @@ impl<'a> XfsAttributeIntent<'a> {
         let fits = at + 1 == regions.len()
             && !name.is_empty()
             && new_name.is_none_or(|name| !name.is_empty())
-            && filter & !FILTER == 0
-            && (!is_parent || value_len == PARENT_VALUE && filter & FILTER_PARENT != 0)
+            && flags.is_some_and(|flags| known.contains(flags))
+            && (!is_parent
+                || value_len == size_of::<ParentValue>()
+                    && flags.is_some_and(|flags| flags.contains(XattrFlags::PARENT)))
             && (op != XfsAttributeOp::Remove || value.is_none());
         if !fits {
             return Err(bad_item(format!(

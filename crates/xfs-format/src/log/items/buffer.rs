@@ -3,6 +3,7 @@
 use zerocopy::little_endian as le;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use super::inode::NEXT_UNLINKED;
 use super::{ItemHead, XfsItemType, overlaps, view};
 use crate::log::{BLOCK, XfsLogVector, XfsRegions, bad_item};
 use crate::{AgIno, BasicBlock, Malformed, U32, XfsGeometry};
@@ -13,8 +14,8 @@ pub const CHUNK: usize = 128;
 /// The chunks of a word of the map.
 const WORD_CHUNKS: usize = 32;
 
-/// Where an inode has the next one of its chain of unlinked inodes.
-const NEXT_UNLINKED: usize = 96;
+/// The words of a map are at most these: those of 65,536 basic blocks, more than an item can name.
+const MOST_WORDS: usize = (1 << 16) * BLOCK / CHUNK / WORD_CHUNKS;
 
 /// The start of a buffer's first region; the words of its map follow.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -151,7 +152,8 @@ impl<'a> XfsBufferItem<'a> {
         let format = view::<BufferFormat>(first)?;
         let words = format.map_size.get() as usize;
         let rest = first.get(size_of::<BufferFormat>()..).unwrap_or_default();
-        let Ok((map, _)) = <[le::U32]>::ref_from_prefix_with_elems(rest, words) else {
+        let map = <[le::U32]>::ref_from_prefix_with_elems(rest, words).ok();
+        let Some((map, _)) = map.filter(|_| words <= MOST_WORDS) else {
             return Err(bad_item(format!("a map of {words} words in {} bytes", rest.len())));
         };
         let data = regions.split_at(1).map_or(regions, |(_, data)| data);
@@ -246,7 +248,7 @@ impl<'a> XfsBufferItem<'a> {
 }
 
 /// Adds the item of a buffer that holds `bytes`, of which the chunks with their bit set in `dirty`
-/// have changed. With [`XfsBufferFlags::CANCEL`] the map is empty.
+/// have changed. With [`XfsBufferFlags::CANCEL`] the item has no chunks, whatever has changed.
 ///
 /// # Panics
 /// When the buffer has more than 65,535 basic blocks; the largest has 128.
@@ -258,6 +260,7 @@ pub fn encode_buffer(
     to: &mut XfsLogVector,
 ) {
     let blocks = u16::try_from(bytes.len() / BLOCK).expect("no buffer is that large");
+    let dirty = if flags.contains(XfsBufferFlags::CANCEL) { &[] } else { dirty };
     let regions = 1 + runs(bytes, dirty).count();
     encode_format(flags, place, blocks, regions, dirty.as_bytes(), to);
     for run in runs(bytes, dirty) {

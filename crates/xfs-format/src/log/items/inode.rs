@@ -5,26 +5,19 @@ use std::mem::offset_of;
 use zerocopy::little_endian as le;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::{ItemHead, XfsItemType, check_ino};
+use super::{ItemHead, XfsItemType};
+use crate::inode::{INODE_CRC, INODE_MAGIC, XfsInodeCore, XfsInodeFlags2};
 use crate::log::{XfsLogVector, XfsRegions, bad_item};
-use crate::{BasicBlock, Ino, Malformed, XfsGeometry};
+use crate::{BasicBlock, Ino, Malformed, Structure, XfsGeometry, csum};
 
 /// The bytes of an inode's core on V5 volumes.
-pub const CORE_SIZE: usize = 176;
+pub const CORE_SIZE: usize = size_of::<XfsInodeCore>();
 
 /// The bytes of a core of versions 1 and 2 that count: those before its chain of unlinked inodes.
-const OLD_CORE: usize = 96;
+const OLD_CORE: usize = NEXT_UNLINKED;
 
-/// The first word of a core.
-const MAGIC: u16 = 0x494e;
-
-/// Where a core has the chain of unlinked inodes, and its checksum.
-const NEXT_UNLINKED: usize = 96;
-const CRC: usize = 100;
-const FLAGS2: usize = 120;
-
-/// The flag of timestamps that are one number.
-const BIG_TIME: u64 = 8;
+/// Where a core has the chain of unlinked inodes.
+pub(super) const NEXT_UNLINKED: usize = offset_of!(XfsInodeCore, next_unlinked);
 
 /// The first region of an inode.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -177,14 +170,18 @@ impl<'a> XfsInodeItem<'a> {
     }
 
     pub(super) fn check(&self, geometry: &XfsGeometry) -> Result<(), Malformed> {
-        check_ino(geometry, self.ino.0)?;
-        let place = geometry.locate(self.ino).map(|(ag, block, index)| {
-            geometry.place(ag, block).bytes() + (u64::from(index) << geometry.inode_log)
-        });
+        geometry.check_ino(Structure::LogItem, self.ino)?;
+        let disk = self.disk_core();
+        let core = XfsInodeCore::ref_from_bytes(&disk).map_err(|_| bad_item("no core"))?;
+        if (core.version == 3) != geometry.has_checksums() {
+            return Err(bad_item(format!("inode {} has version {}", self.ino, core.version)));
+        }
+        core.verify_flags2(geometry)
+            .map_err(|error| bad_item(format!("inode {}: {}", self.ino, error.problem)))?;
         let (start, len) = (self.place.bytes(), u64::from(self.blocks) << 9);
         let at = start.saturating_add(self.offset.into());
         let end = at.saturating_add(geometry.inode_size() as u64);
-        if place != Some(at) || end > start.saturating_add(len) {
+        if geometry.inode_offset(self.ino) != Some(at) || end > start.saturating_add(len) {
             return Err(bad_item(format!(
                 "inode {} at {} of {len} bytes in block {}",
                 self.ino, self.offset, self.place
@@ -193,23 +190,29 @@ impl<'a> XfsInodeItem<'a> {
         Ok(())
     }
 
+    /// The core in the form of the disk, with zeros for what an older version does not have.
+    fn disk_core(&self) -> [u8; CORE_SIZE] {
+        let mut core = [0; CORE_SIZE];
+        for (to, from) in core.iter_mut().zip(self.core) {
+            *to = *from;
+        }
+        swap_core(&mut core, CoreForm::Log);
+        core
+    }
+
     /// Writes the core over that of `inode`, in the form of the disk. Keeps what the log never has:
     /// the chain of unlinked inodes. The LSN and the checksum are the caller's to set.
     ///
     /// # Errors
     /// When `inode` is shorter than the core.
     pub fn put_core(&self, inode: &mut [u8]) -> Result<(), Malformed> {
-        let mut core = [0; CORE_SIZE];
-        let len = self.core.len().min(CORE_SIZE);
-        let (new, _) = core.split_at_mut(len);
-        new.copy_from_slice(self.core.get(..len).unwrap_or_default());
-        swap_core(new, CoreForm::Log);
-        let have = inode.len();
+        let core = self.disk_core();
+        let (len, have) = (self.core.len().min(CORE_SIZE), inode.len());
         let (Some(old), Some(new)) = (inode.get_mut(..len), core.get(..len)) else {
             return Err(bad_item(format!("a core of {len} bytes for an inode of {have}")));
         };
         for (at, (old, new)) in old.iter_mut().zip(new).enumerate() {
-            if !(NEXT_UNLINKED..CRC).contains(&at) {
+            if !(NEXT_UNLINKED..INODE_CRC).contains(&at) {
                 *old = *new;
             }
         }
@@ -250,11 +253,11 @@ impl<'a> XfsInodeItem<'a> {
 fn check_core(core: &[u8]) -> Result<(), Malformed> {
     let magic = core.first_chunk().copied().map(u16::from_le_bytes);
     let fits = match core.get(4) {
-        Some(1 | 2) => (OLD_CORE..=CORE_SIZE).contains(&core.len()),
+        Some(1 | 2) => core.len() == OLD_CORE,
         Some(3) => core.len() == CORE_SIZE,
         _ => false,
     };
-    if magic != Some(MAGIC) || !fits {
+    if magic != Some(u16::from_be_bytes(INODE_MAGIC)) || !fits {
         return Err(bad_item(format!(
             "a core of {} bytes, magic {:#x}, version {}",
             core.len(),
@@ -269,12 +272,13 @@ fn check_core(core: &[u8]) -> Result<(), Malformed> {
 /// unlinked inodes.
 #[must_use]
 pub fn core_for_log(disk: &[u8; CORE_SIZE]) -> [u8; CORE_SIZE] {
+    const CRC_END: usize = INODE_CRC + csum::LEN;
     let mut core = *disk;
     swap_core(&mut core, CoreForm::Disk);
     for (at, byte) in core.iter_mut().enumerate().skip(NEXT_UNLINKED) {
         match at {
-            NEXT_UNLINKED..CRC => *byte = 0xff,
-            CRC..104 => *byte = 0,
+            NEXT_UNLINKED..INODE_CRC => *byte = 0xff,
+            INODE_CRC..CRC_END => *byte = 0,
             _ => break,
         }
     }
@@ -288,7 +292,7 @@ enum CoreForm {
     Disk,
 }
 
-/// Makes a core of the one form one of the other, where the core has `core.len()` bytes.
+/// Makes a core of the one form one of the other.
 fn swap_core(core: &mut [u8], from: CoreForm) {
     const TIMES: [usize; 4] = [32, 40, 48, 144];
     const NUMBERS: [(usize, usize); 23] = [
@@ -317,7 +321,11 @@ fn swap_core(core: &mut [u8], from: CoreForm) {
         (152, 8), // ino
     ];
     let is_v3 = core.get(4) == Some(&3);
-    let flags2 = core.get(FLAGS2..).and_then(<[u8]>::first_chunk).copied().filter(|_| is_v3);
+    let flags2 = core
+        .get(offset_of!(XfsInodeCore, flags2)..)
+        .and_then(<[u8]>::first_chunk)
+        .copied()
+        .filter(|_| is_v3);
     let flags2 = flags2.map_or(0, |bytes| match from {
         CoreForm::Log => u64::from_le_bytes(bytes),
         CoreForm::Disk => u64::from_be_bytes(bytes),
@@ -338,7 +346,7 @@ fn swap_core(core: &mut [u8], from: CoreForm) {
         swap(30, 2);
     }
     for at in TIMES {
-        if flags2 & BIG_TIME != 0 {
+        if flags2 & XfsInodeFlags2::BIGTIME.bits() != 0 {
             swap(at, 8);
         } else {
             swap(at, 4);

@@ -24,7 +24,8 @@ use zerocopy::little_endian as le;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::{XfsLogVector, XfsRegions, bad_item};
-use crate::{AgBlock, AgNumber, FsBlock, Malformed, U32, XfsGeometry};
+use crate::record::{MOST_FILE_BLOCKS, XfsOwner};
+use crate::{AgBlock, AgNumber, FsBlock, Ino, Malformed, Structure, U32, XfsGeometry, layout};
 
 macro_rules! item_types {
     ($($(#[doc = $doc:literal])+ $name:ident = $number:literal $words:literal;)+) => {
@@ -276,18 +277,29 @@ impl<'a> XfsLogItem<'a> {
             }
             Self::Rui(intent) => intent.records.iter().try_for_each(|record| {
                 record.reverse_op()?;
+                match XfsOwner::from_number(record.owner.get()) {
+                    Some(XfsOwner::File(ino)) => geometry.check_ino(Structure::LogItem, ino)?,
+                    Some(_) => {}
+                    None => return Err(bad_item(format!("owner {:#x}", record.owner))),
+                }
+                check_range(record.offset.get(), record.count.get().into())?;
                 check_extent(geometry, record.extent())
             }),
             Self::Cui(intent) => intent.records.iter().try_for_each(|record| {
                 record.op()?;
                 check_extent(geometry, record.extent())
             }),
-            Self::Bui(intent) => intent.records.iter().try_for_each(|record| {
+            Self::Bui(intent) => {
+                let [record] = intent.records else {
+                    let count = intent.records.len();
+                    return Err(bad_item(format!("{count} mappings of a file, not one")));
+                };
                 record.map_op()?;
-                check_ino(geometry, record.owner.get())?;
+                geometry.check_ino(Structure::LogItem, Ino(record.owner.get()))?;
+                check_range(record.offset.get(), record.count.get().into())?;
                 check_extent(geometry, record.extent())
-            }),
-            Self::Attri(intent) => check_ino(geometry, intent.ino.0),
+            }
+            Self::Attri(intent) => geometry.check_ino(Structure::LogItem, intent.ino),
             Self::Xmi(intent) => intent.check(geometry),
             Self::Efd(_) | Self::Done { .. } | Self::Unsupported(_) => Ok(()),
         }
@@ -357,11 +369,7 @@ impl XfsIcreateItem {
                 self.count, self.blocks
             )));
         }
-        let end = u64::from(self.block.0) + u64::from(self.blocks);
-        if end > u64::from(geometry.ag_len(self.ag)) {
-            return Err(bad_item(format!("new inodes to block {end} of group {}", self.ag)));
-        }
-        check_extent(geometry, (geometry.fs_block(self.ag, self.block), self.blocks))
+        check_run(geometry, (self.ag, self.block), self.blocks)
     }
 
     fn encode(&self, to: &mut XfsLogVector) {
@@ -392,9 +400,7 @@ fn encode_done(item: XfsItemType, id: u64, to: &mut XfsLogVector) {
 
 /// Views the start of a region.
 fn view<T: FromBytes + KnownLayout + Immutable>(region: &[u8]) -> Result<&T, Malformed> {
-    T::ref_from_prefix(region)
-        .map(|(view, _)| view)
-        .map_err(|_| bad_item(format!("{} bytes, but it needs {}", region.len(), size_of::<T>())))
+    layout::view(Structure::LogItem, region)
 }
 
 /// Whether two ranges, each a start and a length, have something in common.
@@ -406,21 +412,28 @@ fn overlaps((a, a_len): (u64, u64), (b, b_len): (u64, u64)) -> bool {
 fn check_extent(geometry: &XfsGeometry, extent: (FsBlock, u32)) -> Result<(), Malformed> {
     let (start, count) = extent;
     let problem = || bad_item(format!("an extent of {count} blocks at {start}"));
-    let (ag, block) = geometry.split(start).ok_or_else(problem)?;
-    let headers = (4_u64 << geometry.sector_log).div_ceil(geometry.block_size() as u64);
-    let (first, len) = (u64::from(block.0), u64::from(count));
+    check_run(geometry, geometry.split(start).ok_or_else(problem)?, count)
+}
+
+/// Proves that blocks of a group lie behind its headers and outside of the log.
+fn check_run(
+    geometry: &XfsGeometry,
+    (ag, block): (AgNumber, AgBlock),
+    count: u32,
+) -> Result<(), Malformed> {
+    let start = geometry.fs_block(ag, block);
     let is_in_log = geometry.log_start.0 != 0
-        && overlaps((start.0, len), (geometry.log_start.0, geometry.log_blocks.into()));
-    if count == 0 || first < headers || first + len > u64::from(geometry.ag_len(ag)) || is_in_log {
-        return Err(problem());
+        && overlaps((start.0, count.into()), (geometry.log_start.0, geometry.log_blocks.into()));
+    if !geometry.is_usable_run(ag, block, count) || is_in_log {
+        return Err(bad_item(format!("{count} blocks from {block} of group {ag}")));
     }
     Ok(())
 }
 
-/// Proves that an inode number leads to a place of the volume.
-fn check_ino(geometry: &XfsGeometry, ino: u64) -> Result<(), Malformed> {
-    if ino == 0 || geometry.locate(crate::Ino(ino)).is_none() {
-        return Err(bad_item(format!("inode {ino}, which the volume cannot have")));
+/// Proves that a range of a file has numbers that the format can hold.
+fn check_range(offset: u64, blocks: u64) -> Result<(), Malformed> {
+    if offset > MOST_FILE_BLOCKS || blocks > MOST_FILE_BLOCKS - offset {
+        return Err(bad_item(format!("{blocks} blocks at {offset} of a file")));
     }
     Ok(())
 }

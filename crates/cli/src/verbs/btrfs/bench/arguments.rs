@@ -96,6 +96,9 @@ pub(crate) struct FsMarkArguments {
     /// How many rounds there are
     #[arg(long, value_name = "R", default_value = "10", value_parser = parse_count)]
     pub(crate) rounds: u64,
+    /// Make the files of each round in new directories
+    #[arg(long)]
+    pub(crate) new_dirs: bool,
     /// How much each file holds, up to 1G
     #[arg(long, value_name = "SIZE", default_value = "0", value_parser = parse_file_size)]
     pub(crate) size: usize,
