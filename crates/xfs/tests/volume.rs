@@ -286,8 +286,8 @@ fn features_are_refused_by_name_or_do_not_matter() {
     let (ignoring, reports) = ignoring_log();
     let default = XfsOptions::default();
     for (field, value, word) in [
-        ("features_incompat", "0x8000000b", "0x80000000"),
-        ("features_incompat", "0x20b", "zoned"),
+        ("features_incompat", "0x8000002b", "0x80000000"),
+        ("features_incompat", "0x22b", "zoned"),
         ("inprogress", "1", "did not finish"),
     ] {
         let disk = with_field(&judges, field, value);
@@ -296,10 +296,10 @@ fn features_are_refused_by_name_or_do_not_matter() {
     }
     refused(&made(&judges, "-n version=ci"), &default, Code::UnknownFeature, "case of letters");
     for (field, value) in [
-        ("features_ro_compat", "0x8000000d"),
+        ("features_ro_compat", "0x8000000f"),
         ("features_log_incompat", "0x80000000"),
         ("features_compat", "0x1"),
-        ("features_incompat", "0x1b"),
+        ("features_incompat", "0x3b"),
     ] {
         let disk = with_field(&judges, field, value);
         try_open(&disk, &default).unwrap_or_else(|error| panic!("{field}: {error}"));
