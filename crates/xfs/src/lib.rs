@@ -11,7 +11,7 @@
 //! | `filesystem` | an open volume behind the `vfs` trait |
 //! | `volume` | opens: superblock, obstacles, the state of the log |
 //! | `dir`, `attr`, `symlink`, `data` | names, extended attributes, targets of links, contents |
-//! | `da`, `remote` | the trees of hashes of directories and attributes; values in blocks of their own |
+//! | `da`, `remote` | trees of hashes; values in blocks of their own |
 //! | `inode` | inodes and their forks |
 //! | `group` | counters of groups, and which inodes are in use |
 //! | `btree` | a cursor over the trees |
