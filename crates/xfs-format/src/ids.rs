@@ -1,8 +1,8 @@
 //! Numbers with types.
 //!
 //! XFS counts space in blocks of the filesystem, in three ways that must not mix: inside one
-//! allocation group ([`AgBlock`]), over the volume ([`FsBlock`], with the number of the group in the
-//! upper bits, so there are holes between groups), and inside one file ([`FileBlock`]). The
+//! allocation group ([`AgBlock`]), over the volume ([`FsBlock`], with the number of the group in
+//! the upper bits, so there are holes between groups), and inside one file ([`FileBlock`]). The
 //! identity of structures and the log count in basic blocks of 512 bytes ([`BasicBlock`]).
 
 use std::fmt;
