@@ -17,7 +17,6 @@
 //! |---|---|
 //! | [`options`] | options in the form of mount |
 //! | [`list`] | the list of mounts |
-//! | [`block`] | a volume on a whole block device, with the type `fuseblk` |
 //! | [`further`], [`gate`] | a volume mounted in several places, each with a subvolume of its own |
 //! | [`serve`] | the run that serves: volume, mount, signals, end |
 //! | [`background`] | the run that starts it |
@@ -30,7 +29,6 @@
 //! | [`unmount`] | unmounting |
 
 mod background;
-mod block;
 mod control;
 mod further;
 mod gate;
@@ -71,13 +69,11 @@ use table::MountTableLine;
 pub(crate) use unmount::unmount;
 
 /// The names under which mount and umount call the program, and the verb for each.
-const NAMES: [(&str, &str); 6] = [
+const NAMES: [(&str, &str); 4] = [
     ("mount.offshoot", "mount"),
     ("mount.fuse.offshoot", "mount"),
-    ("mount.fuseblk.offshoot", "mount"),
     ("umount.offshoot", "unmount"),
     ("umount.fuse.offshoot", "unmount"),
-    ("umount.fuseblk.offshoot", "unmount"),
 ];
 
 /// The words of the command line, with the verb that the program's name implies.

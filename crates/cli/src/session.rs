@@ -11,7 +11,6 @@ use std::time::Duration;
 
 use offshoot_btrfs::{BtrfsVolume, EngineOptions, Filesystem, SubvolumeId, VolumeReport};
 use offshoot_btrfs_format::TreeId;
-use offshoot_device::BlockDevice;
 use offshoot_vfs::path::{LastLink, resolve};
 use offshoot_vfs::{self as vfs, Errno, Error, FileId, FileSystem, FileSystemMut, FileType};
 
@@ -38,9 +37,6 @@ pub(crate) enum Access {
 /// Receives a warning.
 type OnSessionWarning = Arc<dyn Fn(&dyn fmt::Display) + Send + Sync>;
 
-/// Receives the devices of a volume.
-type OnOpenDevices = Box<dyn FnOnce(&[Arc<dyn BlockDevice>])>;
-
 /// How a volume is opened.
 #[expect(clippy::struct_excessive_bools, reason = "each is a switch of its own")]
 pub(crate) struct Opening {
@@ -64,7 +60,7 @@ pub(crate) struct Opening {
     /// ones.
     pub(crate) warned: Option<OnSessionWarning>,
     /// Called when all devices are open, before anything of the volume is read.
-    pub(crate) when_devices_are_open: Option<OnOpenDevices>,
+    pub(crate) when_devices_are_open: Option<Box<dyn FnOnce()>>,
 }
 
 impl Opening {
@@ -215,7 +211,7 @@ impl Session {
         let layers = disks[0].layers.clone();
         let devices: Vec<_> = disks.into_iter().map(|disk| disk.device).collect();
         if let Some(happens) = opening.when_devices_are_open {
-            happens(&devices);
+            happens();
         }
         let reports = Arc::new(Mutex::new(Vec::new()));
         let (console, kept) = (console.clone(), reports.clone());

@@ -12,8 +12,8 @@
 //! | the block device is mounted, or part of a larger one | yes | refused |
 //!
 //! Two writers destroy a volume. So a writer takes the exclusive `flock`, which other tools of the
-//! host honour too, and the [locks of QEMU](qemu_locks). It [holds](exclusive) a block device with
-//! `O_EXCL`, and it checks whether the kernel uses the image through a loop device.
+//! host honour too, and the [locks of QEMU](qemu_locks). It opens a block device with `O_EXCL`, and
+//! it checks whether the kernel uses the image through a loop device.
 //!
 //! A reader takes no lock, for three reasons: it harms no other user; it must be able to read what
 //! the kernel has mounted; and a forgotten reader must not keep the owner of a volume from writing
@@ -30,7 +30,6 @@
 
 mod direct;
 mod discard;
-mod exclusive;
 mod in_use;
 mod qemu_locks;
 
@@ -39,7 +38,6 @@ use std::io::{self, IoSlice, IoSliceMut, Seek, SeekFrom};
 use std::num::NonZeroU64;
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rustix::fs::{Advice, FallocateFlags, OFlags, fadvise, fallocate, ioctl_blksszget};
@@ -47,7 +45,6 @@ use rustix::io::{Errno, preadv, pwritev};
 
 use crate::{BlockDevice, request_range, total_bytes};
 use direct::Direct;
-pub use exclusive::{ExclusiveHold, hold_block_device};
 use qemu_locks::LockPurpose;
 
 /// An image file or a block device. Requests go through the page cache of the host, except large
@@ -63,8 +60,6 @@ pub struct FileDevice {
     is_block_device: bool,
     logical_sector_bytes: Option<u64>,
     direct: Option<Direct>,
-    /// Of a block device that is open for writing.
-    exclusive: Option<Arc<ExclusiveHold>>,
     /// The next flush must make the length of the file durable as well.
     is_resized: AtomicBool,
     has_failed_flush: AtomicBool,
@@ -132,21 +127,25 @@ impl FileDevice {
         Ok(device)
     }
 
-    fn open_with(path: &Path, usage: FileUse, flags: OFlags) -> io::Result<Self> {
+    fn open_with(path: &Path, usage: FileUse, mut flags: OFlags) -> io::Result<Self> {
         let is_writable = usage == FileUse::Write;
-        let is_held = is_block_device(&fs::metadata(path)?)? && is_writable;
-        let exclusive = is_held.then(|| ExclusiveHold::take(path).map(Arc::new)).transpose()?;
+        if is_block_device(&fs::metadata(path)?)? && is_writable {
+            flags |= OFlags::EXCL;
+        }
         let mut options = OpenOptions::new();
         options.read(true).write(is_writable).custom_flags(flags.bits().cast_signed());
-        let file = options.open(path)?;
+        let file = match options.open(path) {
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy && is_writable => {
+                return Err(in_use::of_block_device(path));
+            }
+            result => result?,
+        };
         match usage {
             FileUse::Read => {}
             FileUse::Rely => in_use::claim(&file, LockPurpose::Rely)?,
             FileUse::Write => in_use::claim(&file, LockPurpose::Write)?,
         }
-        let mut device = Self::with(file, path, is_writable)?;
-        device.exclusive = exclusive;
-        Ok(device)
+        Self::with(file, path, is_writable)
     }
 
     /// The metadata of the open file: its type, its device and its inode.
@@ -229,7 +228,6 @@ impl FileDevice {
             is_block_device,
             logical_sector_bytes,
             direct,
-            exclusive: None,
             is_resized: AtomicBool::new(false),
             has_failed_flush: AtomicBool::new(false),
         })
@@ -279,10 +277,6 @@ impl BlockDevice for FileDevice {
 
     fn logical_sector_bytes(&self) -> Option<u64> {
         self.logical_sector_bytes
-    }
-
-    fn exclusive_hold(&self) -> Option<Arc<ExclusiveHold>> {
-        self.exclusive.clone()
     }
 
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
@@ -352,15 +346,7 @@ impl BlockDevice for FileDevice {
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
         self.check_change(offset, len)?;
         let discarded = if self.is_block_device {
-            match discard::on_block_device(&self.file, offset..offset + len) {
-                // For a descriptor that is not the holder, the kernel discards nothing that its
-                // page cache has yet to write.
-                Err(Errno::BUSY) => {
-                    self.flush()?;
-                    discard::on_block_device(&self.file, offset..offset + len)
-                }
-                result => result,
-            }
+            discard::on_block_device(&self.file, offset..offset + len)
         } else if len == 0 {
             Ok(())
         } else {
@@ -376,10 +362,6 @@ impl BlockDevice for FileDevice {
 
 impl Drop for FileDevice {
     fn drop(&mut self) {
-        // A program that waits for the locks then finds the device free.
-        if let Some(exclusive) = &self.exclusive {
-            exclusive.lend();
-        }
         in_use::release(&self.file);
     }
 }

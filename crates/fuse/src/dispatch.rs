@@ -41,7 +41,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use offshoot_kit::spread::SpreadRwLock;
-use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystemMut, NAME_MAX, Result, Volume};
+use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystemMut, NAME_MAX, Result};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::caches::KernelCaches;
@@ -115,8 +115,6 @@ pub(crate) struct Dispatcher {
     is_shut_down: AtomicBool,
     /// The shutdown has stored everything.
     is_stored: AtomicBool,
-    /// The kernel has waited until everything was stored.
-    is_destroyed: AtomicBool,
     /// A shutdown waits for requests that write, which hold this shared.
     writing: SpreadRwLock<()>,
     /// Before INIT: this process offers io_uring. After INIT: requests come over io_uring.
@@ -147,7 +145,6 @@ impl Dispatcher {
             has_idmap: AtomicBool::new(false),
             is_shut_down: AtomicBool::new(false),
             is_stored: AtomicBool::new(false),
-            is_destroyed: AtomicBool::new(false),
             writing: SpreadRwLock::with_few_copies("requests", || ()),
             has_rings: AtomicBool::new(false),
         }
@@ -201,9 +198,9 @@ impl Dispatcher {
     /// Refuses most requests after a shutdown. A program that unmounts looks at the directory, and
     /// asks whether everything is stored.
     fn require_up(&self, op: u32) -> Result<()> {
-        use opcode::{DESTROY, FSYNCDIR, GETATTR, OPENDIR, RELEASE, RELEASEDIR, STATX, SYNCFS};
-        let is_of_end = matches!(op, DESTROY | FSYNCDIR | GETATTR | OPENDIR | STATX | SYNCFS)
-            || matches!(op, RELEASE | RELEASEDIR);
+        use opcode::{DESTROY, FSYNCDIR, GETATTR, OPENDIR, RELEASE, RELEASEDIR, STATX};
+        let is_of_end =
+            matches!(op, DESTROY | FSYNCDIR | GETATTR | OPENDIR | RELEASE | RELEASEDIR | STATX);
         if is_of_end || is_silent(op) || !self.is_shut_down() {
             return Ok(());
         }
@@ -255,12 +252,11 @@ impl Dispatcher {
             opcode::IOCTL => context.ioctl(arguments, out),
             opcode::FSYNC => context.fsync(arguments),
             opcode::FSYNCDIR => context.fsyncdir(arguments),
-            opcode::SYNCFS => self.sync(),
+            opcode::SYNCFS => self.fs.sync(),
             opcode::STATFS => context.statfs(out),
             opcode::INIT => self.init(arguments, out),
             opcode::RELEASE => context.release(arguments),
-            opcode::DESTROY => self.destroy(),
-            opcode::INTERRUPT => Ok(()),
+            opcode::DESTROY | opcode::INTERRUPT => Ok(()),
             _ => return Ok(false),
         }
         .map(|()| true)
@@ -277,44 +273,12 @@ impl Dispatcher {
         self.has_setxattr_ext.load(Ordering::Relaxed)
     }
 
-    /// Whether the kernel has waited until everything was stored.
-    pub(crate) fn is_destroyed(&self) -> bool {
-        self.is_destroyed.load(Ordering::SeqCst)
-    }
-
-    /// Ends the session while the kernel waits. When this is answered, the kernel gives up the
-    /// block device of the mount, so nothing may be written from then on.
-    fn destroy(&self) -> Result<()> {
-        self.is_destroyed.store(true, Ordering::SeqCst);
-        match &self.options.volume {
-            Some(volume) if !self.is_shut_down() => {
-                self.release_all();
-                self.shut_down(&**volume)
-            }
-            _ => self.end(),
-        }
-    }
-
-    /// Makes everything durable, and ends all writing. Most requests fail from then on.
-    fn shut_down(&self, volume: &dyn Volume) -> Result<()> {
-        self.is_shut_down.store(true, Ordering::SeqCst);
-        // Requests that change something wait for this lock, and then learn how the shutdown went.
-        let _writing = self.writing.write();
-        volume.shut_down()?;
-        self.is_stored.store(true, Ordering::SeqCst);
-        Ok(())
-    }
-
-    fn release_all(&self) {
-        for file in self.nodes.forget_all() {
-            self.release(file);
-        }
-    }
-
     /// Ends the session: the kernel has ended the mount and forgotten all nodes. Releases every
     /// held file, and makes all changes durable.
     pub(crate) fn end(&self) -> Result<()> {
-        self.release_all();
+        for file in self.nodes.forget_all() {
+            self.release(file);
+        }
         self.sync()
     }
 

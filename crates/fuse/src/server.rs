@@ -153,11 +153,8 @@ impl Server {
         });
         let (sender, errors) = channel();
         if let Err(error) = pool.begin(transport, &sender) {
-            // No thread may be there to answer what unmounting asks, so it may not ask. A mount in
-            // use stays: it only has to disappear from the name space.
-            if pool.mounter.unmount(Unmount::ByForce).is_err() {
-                let _ = pool.mounter.unmount(Unmount::Lazily);
-            }
+            // The mount serves no request yet, so it only has to disappear from the name space.
+            let _ = pool.mounter.unmount(Unmount::Lazily);
             return Err(error);
         }
         let server = Self { pool, errors };
@@ -185,12 +182,6 @@ impl Server {
     pub fn wait(self) -> Result<()> {
         let broken = self.errors.iter().last();
         info!(target: MOUNT, "the mount has ended, storing everything");
-        if !self.pool.dispatcher.is_destroyed() {
-            self.pool.mounter.reclaim().map_err(|error| {
-                let error = io::Error::other(error.to_string());
-                Error::io("what was done last is not stored", error)
-            })?;
-        }
         self.pool.dispatcher.end()?;
         info!(target: MOUNT, "everything is stored");
         match broken {

@@ -25,8 +25,7 @@ user_subvol_rm_allowed and others of btrfs(5) and mount(8). Those that a user wo
 What may only be read is mounted read-only, and a message says so. For root, a volume that is mounted can be mounted in further places, each with a subvolume of its own: \
 ro, rw, suid, dev and exec are those of the place, and all other options those of the first mount.
 
-What programs fsync is stored when that returns, and everything when unmount does. A volume that is one whole block device, which root mounts for writing, has the type fuseblk.offshoot: sync and syncfs store everything on it \
-(since Linux 6.18), and the device is refused to all others. On other volumes sync and syncfs return before anything is stored: FUSE does not pass them \
+What programs fsync is stored when that returns, and everything when unmount does. sync and syncfs return before anything is stored: FUSE does not pass them \
 on, so what they were called for is stored by the next commit (commit=, 30 seconds), or by `offshoot sync`. Nor does it pass on cloning (FICLONE; copy_file_range shares data) and \
 fallocate that collapses or inserts. SEEK_DATA and SEEK_HOLE tell holes of files that no process has open for reading and writing.
 
@@ -34,7 +33,7 @@ While it serves a volume the program can open, run and connect to nothing: it ha
 them. A second process, which reads nothing of the volume, mounts and unmounts for it. -o nosandbox lets it keep its rights.
 
 What goes wrong while it is mounted is written to FILE, or else to the log of the system. With -v it also shows what the engine does; SIGUSR1 switches that on, and off again. SIGTERM unmounts. Linked to /sbin/mount.fuse.offshoot and \
-/sbin/umount.fuse.offshoot, and for block devices the same with fuseblk, the program is what mount, umount and /etc/fstab need for the type fuse.offshoot. Under these names it ends with the codes \
+/sbin/umount.fuse.offshoot, the program is what mount, umount and /etc/fstab need for the type fuse.offshoot. Under these names it ends with the codes \
 of mount(8): 1 for wrong options, 2 for a failure of the system, 32 for a mount that failed.
 
 Examples:
@@ -93,7 +92,7 @@ pub(crate) struct MountArguments {
 }
 
 pub(crate) const SYNC_HELP: &str = "\
-Unlike sync and syncfs, which FUSE passes on for mounts of type fuseblk only.
+Unlike sync and syncfs, which FUSE does not pass on.
 
 Examples:
   offshoot sync /mnt";

@@ -5,7 +5,7 @@
 //! go on, and when the last one is done, the serving process ends. The second signal makes
 //! everything durable and ends the process at once. SIGUSR1 switches [`events`] on, and off again.
 
-use std::cell::{OnceCell, RefCell};
+use std::cell::RefCell;
 use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -17,7 +17,6 @@ use std::thread;
 
 use nix::sys::signal::{SigSet, Signal};
 use offshoot_btrfs_format::TreeId;
-use offshoot_device::BlockDevice;
 use offshoot_fuse::{
     Gate, Helper, MountControl, Mounter, ServeOptions, Server, Transport, Unmount,
 };
@@ -28,7 +27,6 @@ use rustix::stdio::{dup2_stderr, dup2_stdout};
 use rustix::thread::disable_transparent_huge_pages;
 
 use super::Mounting;
-use super::block::VolumeMounter;
 use super::control::Jobs;
 use super::further::WritableMountLock;
 use super::gate;
@@ -128,12 +126,7 @@ fn start(
     let warned =
         move |report: &dyn fmt::Display| for_reports.line(&format_args!("warning: {report}"));
     let entered = sandbox.clone();
-    let mounter = Rc::new(OnceCell::new());
-    let (of_devices, mounts) = (mounter.clone(), helper.clone());
-    let enter = move |devices: &[Arc<dyn BlockDevice>]| {
-        let _ = of_devices.set(Arc::new(VolumeMounter::new(mounts, devices)));
-        entered.borrow_mut().iter_mut().for_each(MountSandbox::enter);
-    };
+    let enter = move || entered.borrow_mut().iter_mut().for_each(MountSandbox::enter);
     let access = if wanted.is_read_only { Access::Read } else { Access::Write };
     let opening = Opening {
         storing: wanted.storing,
@@ -173,8 +166,7 @@ fn start(
     options.volume = Some(fs.volume());
     options.ioctls = Some(jobs.clone());
     options.gate = Some(Gate::new(gate::NAME, Arc::new(find)));
-    let mounter = mounter.get().expect("the devices were opened").clone();
-    let server = Server::start(files, mounter, options)?;
+    let server = Server::start(files, helper.clone(), options)?;
     jobs.begin(server.caches());
     Ok(server)
 }

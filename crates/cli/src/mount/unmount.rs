@@ -8,13 +8,11 @@
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use offshoot_device::hold_block_device;
 use offshoot_fuse::Unmount;
 use offshoot_vfs::{Errno, OsReason};
 use rustix::fs::{FlockOperation, flock};
@@ -58,7 +56,7 @@ pub(crate) fn unmount(
     if arguments.force {
         let dir = beside_the_mount(named).map_err(failed)?;
         let line = table::find_of_anybody(&dir)?;
-        for server in stopped::resume_servers(&line.mounted)? {
+        for server in stopped::resume_servers(&line.mounted.device)? {
             console
                 .error(&format_args!("process {server}, which serves it, was stopped; it goes on"));
         }
@@ -123,10 +121,6 @@ fn unmount_by_force(dir: &Path) -> offshoot_vfs::Result<()> {
     for _ in 0..TRIES {
         match offshoot_fuse::unmount(dir, Unmount::ByForce) {
             Err(error) if error.errno() == Errno::BUSY => thread::sleep(PAUSE),
-            // Its own helper may have unmounted it meanwhile.
-            Err(error) if error.errno() == Errno::INVAL && table::find_of_anybody(dir).is_err() => {
-                return Ok(());
-            }
             result => return result,
         }
     }
@@ -154,23 +148,11 @@ pub(super) fn beside_the_mount(named: &Path) -> io::Result<PathBuf> {
 fn wait_for_writer(volume: &Path) -> Result {
     let DiskName { file: volume, .. } = DiskName::parse(volume);
     let failed = |error| VerbFailure::Host(format!("waiting for {}", volume.display()), error);
-    let file = File::open(&volume).map_err(failed)?;
+    let volume = File::open(&volume).map_err(failed)?;
     loop {
-        match flock(&file, FlockOperation::LockShared) {
+        match flock(&volume, FlockOperation::LockShared) {
             Err(Errno::INTR) => {}
-            result => break result.map_err(|errno| failed(errno.into()))?,
+            result => return result.map_err(|errno| failed(errno.into())),
         }
     }
-    // A serving process that ends gives its lock up a moment before its hold of a block device.
-    if file.metadata().is_ok_and(|metadata| metadata.file_type().is_block_device()) {
-        for _ in 0..TRIES {
-            match hold_block_device(&volume) {
-                Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
-                    thread::sleep(PAUSE / 10);
-                }
-                _ => break,
-            }
-        }
-    }
-    Ok(())
 }

@@ -4,7 +4,6 @@
 //! |---|---|
 //! | `same` | the kernel's btrfs, which shows the same volume, or does the same calls on one of its own |
 //! | `calls` | those calls |
-//! | `block` | the kernel, which mounts the same block device before, meanwhile and after |
 //! | `ends` | `btrfs check`, and the promises: unmounting, signals, SIGKILL under load, full volumes |
 //! | `events` | the lines that `-v`, `OFFSHOOT_LOG` and SIGUSR1 ask for |
 //! | `suites` | test suites of other projects: `pjdfstest` and `fsx` |
@@ -28,7 +27,6 @@
 //! They need root and `/dev/fuse`. A machine with the other judges must have both, or the tests
 //! fail.
 
-mod block;
 mod callers;
 mod calls;
 mod campaign;
