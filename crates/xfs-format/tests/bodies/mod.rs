@@ -126,8 +126,8 @@ impl VectorKind {
 fn exercise_superblock(superblock: &XfsSuperblock) {
     let geometry = &superblock.geometry;
     let _ = superblock.verify_counters();
-    let names = superblock.fields.feature_names().count();
-    assert!(names > 0 && superblock.fields.obstacles().iter().all(|o| !o.to_string().is_empty()));
+    let _ = superblock.fields.feature_names().count();
+    assert!(superblock.fields.obstacles().iter().all(|o| !o.to_string().is_empty()));
     for ag in [0, geometry.ag_count - 1, u32::MAX].map(AgNumber) {
         assert!(ag.0 == u32::MAX || geometry.ag_len(ag) >= 64);
         for block in [0, 1, geometry.ag_blocks - 1] {
