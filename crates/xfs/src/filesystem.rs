@@ -78,13 +78,14 @@ impl XfsVolume {
         Ok(Arc::new(volume))
     }
 
-    /// Which volume it is. The state is that of the last change that the superblock knows.
+    /// Which volume it is. The state is known when the volume was unmounted and has checksums;
+    /// otherwise it is another one each time the volume is opened.
     #[must_use]
     pub fn version(&self) -> VolumeVersion {
         let fields = &self.volume.superblock.fields;
         VolumeVersion {
             volume: uuid::Uuid::from_bytes(fields.uuid).to_string(),
-            state: format!("log sequence number {}", fields.lsn),
+            state: self.volume.state.clone(),
         }
     }
 
@@ -140,7 +141,7 @@ impl XfsVolume {
 
     fn free_blocks(&self) -> Result<u64> {
         let fields = &self.volume.superblock.fields;
-        if self.volume.has_counters {
+        if self.volume.are_counters_right {
             return Ok(fields.fdblocks.get());
         }
         let groups = 0..self.geometry().ag_count;
