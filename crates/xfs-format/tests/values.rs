@@ -312,6 +312,29 @@ fn owners_have_numbers() {
 }
 
 #[test]
+fn records_of_the_reverse_map_overlap_but_have_keys_of_their_own() {
+    let geometry = geometry();
+    let geometry = XfsGeometry { layout: geometry.layout | XfsLayout::REVERSE_MAP, ..geometry };
+    let at = geometry.fs_block(FIRST, AgBlock(50));
+    let is_right = |places: [(u32, u64); 2]| {
+        let records = places.map(|(start, offset)| XfsReverseMap {
+            start: start.into(),
+            count: 4.into(),
+            owner: 128.into(),
+            offset: offset.into(),
+        });
+        let builder = XfsBtreeBuilder::new(&geometry, XfsTree::ReverseMap, at, Ino(0), 0);
+        let mut builder = builder.expect("a block");
+        assert!(builder.set_records(records.as_bytes()));
+        let bytes = builder.into_bytes();
+        XfsBtreeBlock::verify(&bytes, &geometry, XfsTree::ReverseMap, at, None).is_ok()
+    };
+    assert!(is_right([(60, 0), (60, 8)]));
+    assert!(is_right([(60, 8), (62, 0)]));
+    assert!(!is_right([(60, 8), (60, 8)]));
+}
+
+#[test]
 fn a_chunk_counts_only_what_is_allocated() {
     let geometry = geometry();
     let chunk = XfsInodeChunk::new(&geometry, AgIno(128), 0xff00, 0b11);
