@@ -1,6 +1,6 @@
 //! Values at the limits of their fields, features that stop us, and structures that we make.
 
-use offshoot_xfs_format::btree::{XfsForkRoot, XfsTree};
+use offshoot_xfs_format::btree::{XfsBtreeBlock, XfsBtreeBuilder, XfsForkRoot, XfsTree};
 use offshoot_xfs_format::features::{XfsHindrance, XfsObstacleKind};
 use offshoot_xfs_format::geometry::XfsLayout;
 use offshoot_xfs_format::group::{Agf, Agfl, Agi, new_agf, new_agi};
@@ -15,6 +15,7 @@ use offshoot_xfs_format::superblock::{XfsSuperblock, XfsSuperblockFields};
 use offshoot_xfs_format::{
     AgBlock, AgIno, AgNumber, BasicBlock, FileBlock, FsBlock, Ino, Lsn, XfsGeometry, csum,
 };
+use zerocopy::IntoBytes;
 
 const BLOCKS: &[u8] = include_bytes!("vectors/blocks.bin");
 

@@ -18,7 +18,7 @@ use offshoot_vfs::{
     DirEntry, Errno, Error, FileType, Malformed, NAME_MAX, Result, Structure, missing,
 };
 use offshoot_xfs_format::dir::data::DirData;
-use offshoot_xfs_format::dir::short::ShortDir;
+use offshoot_xfs_format::dir::short::ShortDirView;
 use offshoot_xfs_format::dir::{ALIGN, DirCookie, XfsDirEntry, file_type, leaf, leaf_start};
 use offshoot_xfs_format::hash::name_hash;
 use offshoot_xfs_format::{FileBlock, Ino, XfsGeometry};
@@ -53,9 +53,9 @@ impl<'a> XfsDirectory<'a> {
         self.buffers.geometry()
     }
 
-    fn short(&self) -> Result<Option<ShortDir<'a>>> {
+    fn short(&self) -> Result<Option<ShortDirView<'a>>> {
         let ForkContents::Local(fork) = &self.inode.data.contents else { return Ok(None) };
-        ShortDir::parse(self.geometry(), fork).map(Some).map_err(malformed)
+        ShortDirView::new(self.geometry(), fork).map(Some).map_err(malformed)
     }
 
     /// The inode that a name other than `.` and `..` leads to.
@@ -180,7 +180,7 @@ impl<'a> XfsDirectory<'a> {
         visit: &mut dyn FnMut(u64, XfsDirEntry<'_>) -> Result<ControlFlow<()>>,
     ) -> Result<()> {
         if let Some(short) = self.short()? {
-            for entry in short.entries {
+            for entry in short.entries() {
                 let cookie = (entry.offset / ALIGN) as u64;
                 if cookie > after && visit(cookie, entry)?.is_break() {
                     return Ok(());
