@@ -30,24 +30,17 @@ const BLOCK_LEN: usize = 4096;
 
 /// A volume that a test changes in memory.
 struct CraftedVolume {
-    _disk: XfsDisk,
     device: Arc<dyn BlockDevice>,
     geometry: XfsGeometry,
 }
 
 /// A volume with directories of the short and the block form, with `a` and `b` in each, and one of
 /// the leaf form; `None` where no judges are.
-fn crafted() -> Option<CraftedVolume> {
+fn filled() -> Option<XfsDisk> {
     let disk = XfsDisk::create(&judges::require()?, 512);
     disk.mkfs("-i size=512,nrext64=0,sparse=0 -m rmapbt=0");
-    let mount = disk.mount("rw", &[]);
-    fill(mount.path());
-    drop(mount);
-    let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::over(disk.device()));
-    let mut sector = vec![0; 512];
-    device.read_at(0, &mut sector).unwrap();
-    let geometry = XfsSuperblock::parse(&sector).unwrap().geometry;
-    Some(CraftedVolume { _disk: disk, device, geometry })
+    fill(disk.mount("rw", &[]).path());
+    Some(disk)
 }
 
 fn fill(root: &Path) {
@@ -66,6 +59,14 @@ fn fill(root: &Path) {
 }
 
 impl CraftedVolume {
+    fn over(disk: &XfsDisk) -> Self {
+        let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::over(disk.device()));
+        let mut sector = vec![0; 512];
+        device.read_at(0, &mut sector).unwrap();
+        let geometry = XfsSuperblock::parse(&sector).unwrap().geometry;
+        Self { device, geometry }
+    }
+
     fn open(&self, cache_bytes: u64) -> Arc<XfsVolume> {
         let options = XfsOptions { cache_bytes, ..XfsOptions::default() };
         XfsVolume::open(self.device.clone(), &options).unwrap()
@@ -120,9 +121,8 @@ impl CraftedVolume {
             replace(block, &from, &to);
             // The hash of a name of one letter is the letter, so `b` follows `a`.
             let is_hash = |hash: &[u8], letter| hash[..4] == [0, 0, 0, letter];
-            let hashes = |at: &usize| {
-                is_hash(&block[*at..], b'a') && is_hash(&block[*at + 8..], b'b')
-            };
+            let hashes =
+                |at: &usize| is_hash(&block[*at..], b'a') && is_hash(&block[*at + 8..], b'b');
             let at = (0..BLOCK_LEN - 16).step_by(8).filter(hashes).last().unwrap();
             block[at + 11] = name;
         });
@@ -171,10 +171,11 @@ impl WalkVisitor for WalkedPaths {
 
 #[test]
 fn a_walk_enters_no_directory_that_has_two_names() {
+    let Some(disk) = filled() else { return };
     for folder in ["short", "block"] {
         // The same name twice, then with the type of a file, then another name.
         for (name, file_type) in [(b'a', 2), (b'a', 1), (b'b', 2)] {
-            let Some(volume) = crafted() else { return };
+            let volume = CraftedVolume::over(&disk);
             let a = volume.at(&format!("{folder}/a"));
             volume.change_entry_b(folder, name, file_type, a);
             for cache_bytes in [0, 1 << 20] {
@@ -195,7 +196,8 @@ fn a_walk_enters_no_directory_that_has_two_names() {
 
 #[test]
 fn the_directory_above_is_a_directory() {
-    let Some(volume) = crafted() else { return };
+    let Some(disk) = filled() else { return };
+    let volume = CraftedVolume::over(&disk);
     let a = volume.at("short/a");
     let file = volume.at("short/a/file");
     let gone = volume.at("leaf/a long name with the number 6").ino + 1;
@@ -221,7 +223,8 @@ fn count(fs: &dyn FileSystem, dir: FileId) -> Result<u32> {
 
 #[test]
 fn a_directory_in_one_block_has_the_size_of_a_block() {
-    let Some(volume) = crafted() else { return };
+    let Some(disk) = filled() else { return };
+    let volume = CraftedVolume::over(&disk);
     let dir = volume.at("block");
     for size in [2048, 2 * BLOCK_LEN as u64] {
         volume.change_inode(dir, |inode| {
@@ -237,7 +240,8 @@ fn a_directory_in_one_block_has_the_size_of_a_block() {
 
 #[test]
 fn a_block_at_many_places_of_a_directory_is_found() {
-    let Some(volume) = crafted() else { return };
+    let Some(disk) = filled() else { return };
+    let volume = CraftedVolume::over(&disk);
     let dir = volume.at("leaf");
     assert_eq!(count(&*volume.open(1 << 20), dir).unwrap(), 301);
     volume.change_inode(dir, |inode| {
