@@ -65,7 +65,7 @@ pub enum Aspect {
     CompressionFlags,
     /// The attributes in which XFS stores access control lists. The kernel shows them to root,
     /// beside those of system calls with the same lists.
-    StoredLists,
+    StoredAcls,
 }
 
 /// What to compare.

@@ -45,7 +45,7 @@ pub struct VolumeVersion {
     /// exists.
     pub volume: String,
     /// The state that the volume is in on its devices. It is another one after each change that
-    /// was made durable.
+    /// was made durable. Where the format does not tell, it is another one at each opening.
     pub state: String,
 }
 

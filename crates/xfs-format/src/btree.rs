@@ -254,12 +254,6 @@ impl XfsTree {
         }
     }
 
-    /// Whether a record or a child may follow another one. The records of the reverse map may
-    /// overlap, those of the other trees may not.
-    fn may_follow(self, before: XfsSearchKey, key: XfsSearchKey) -> bool {
-        before < key || self == Self::ReverseMap && before == key
-    }
-
     /// Checks the ranges of a record of the tree.
     fn verify_record(
         self,

@@ -208,6 +208,14 @@ impl Agf {
         AGF.offset(geometry, ag)
     }
 
+    /// Views a sector that [`parse`](Self::parse) has accepted before.
+    ///
+    /// # Errors
+    /// When it is too short.
+    pub fn view(sector: &[u8]) -> Result<&Self, Malformed> {
+        view(AGF.structure, sector)
+    }
+
     /// Checks and views the AGF of group `ag`.
     ///
     /// # Errors
@@ -281,6 +289,14 @@ impl Agi {
     #[must_use]
     pub fn offset(geometry: &XfsGeometry, ag: AgNumber) -> u64 {
         AGI.offset(geometry, ag)
+    }
+
+    /// Views a sector that [`parse`](Self::parse) has accepted before.
+    ///
+    /// # Errors
+    /// When it is too short.
+    pub fn view(sector: &[u8]) -> Result<&Self, Malformed> {
+        view(AGI.structure, sector)
     }
 
     /// Checks and views the AGI of group `ag`.

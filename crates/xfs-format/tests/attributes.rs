@@ -215,8 +215,9 @@ fn attributes_of_the_kernel_are_read_in_all_forms() {
         assert_eq!(volume.file("/near").data, b"near");
 
         let listed = volume.file("/listed").attr;
-        let listed = ShortXattrs::parse(&listed).unwrap();
-        let list = listed.find(XattrFlags::TRUSTED, acl::ACCESS).unwrap();
+        ShortXattrs::parse(&listed).unwrap();
+        let mut listed = ShortXattrs::view(&listed);
+        let list = listed.find(|xattr| xattr.is(XattrFlags::TRUSTED, acl::ACCESS)).unwrap();
         let XattrContent::Local(list) = list.value else { panic!("a remote value") };
         let given = acl::from_disk(list).unwrap();
         assert_eq!(given[..12], [2, 0, 0, 0, 1, 0, 6, 0, 255, 255, 255, 255]);

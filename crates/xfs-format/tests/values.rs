@@ -1,6 +1,6 @@
 //! Values at the limits of their fields, features that stop us, and structures that we make.
 
-use offshoot_xfs_format::btree::{XfsForkRoot, XfsTree};
+use offshoot_xfs_format::btree::{XfsBtreeBlock, XfsBtreeBuilder, XfsForkRoot, XfsTree};
 use offshoot_xfs_format::features::{XfsHindrance, XfsObstacleKind};
 use offshoot_xfs_format::geometry::XfsLayout;
 use offshoot_xfs_format::group::{Agf, Agfl, Agi, new_agf, new_agi};
@@ -15,6 +15,7 @@ use offshoot_xfs_format::superblock::{XfsSuperblock, XfsSuperblockFields};
 use offshoot_xfs_format::{
     AgBlock, AgIno, AgNumber, BasicBlock, FileBlock, FsBlock, Ino, Lsn, XfsGeometry, csum,
 };
+use zerocopy::IntoBytes;
 
 const BLOCKS: &[u8] = include_bytes!("vectors/blocks.bin");
 
@@ -309,6 +310,29 @@ fn owners_have_numbers() {
     let tree_block = |offset: u64| map(XfsOwner::File(Ino(128)), 10, 2, 1 << 62 | offset);
     assert!(tree_block(0) && tree_block(1 << 63));
     assert!(!tree_block(1 << 61) && !tree_block(1 << 60) && !tree_block(7));
+}
+
+#[test]
+fn records_of_the_reverse_map_overlap_but_have_keys_of_their_own() {
+    let geometry = geometry();
+    let geometry = XfsGeometry { layout: geometry.layout | XfsLayout::REVERSE_MAP, ..geometry };
+    let at = geometry.fs_block(FIRST, AgBlock(50));
+    let is_right = |places: [(u32, u64); 2]| {
+        let records = places.map(|(start, offset)| XfsReverseMap {
+            start: start.into(),
+            count: 4.into(),
+            owner: 128.into(),
+            offset: offset.into(),
+        });
+        let builder = XfsBtreeBuilder::new(&geometry, XfsTree::ReverseMap, at, Ino(0), 0);
+        let mut builder = builder.expect("a block");
+        assert!(builder.set_records(records.as_bytes()));
+        let bytes = builder.into_bytes();
+        XfsBtreeBlock::verify(&bytes, &geometry, XfsTree::ReverseMap, at, None).is_ok()
+    };
+    assert!(is_right([(60, 0), (60, 8)]));
+    assert!(is_right([(60, 8), (62, 0)]));
+    assert!(!is_right([(60, 8), (60, 8)]));
 }
 
 #[test]

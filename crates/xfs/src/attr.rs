@@ -10,7 +10,7 @@ use offshoot_vfs::acl::{ACCESS, DEFAULT};
 use offshoot_vfs::{Errno, Error, Result};
 use offshoot_xfs_format::FileBlock;
 use offshoot_xfs_format::attr::short::ShortXattrs;
-use offshoot_xfs_format::attr::{XattrContent, XattrFlags, XfsXattr, acl};
+use offshoot_xfs_format::attr::{XattrContent, XattrFlags, XfsXattr, acl as stored_acl};
 use offshoot_xfs_format::hash::name_hash;
 use offshoot_xfs_format::remote::RemoteKind;
 
@@ -28,7 +28,7 @@ const NAMESPACES: [(&[u8], XattrFlags); 3] = [
 ];
 
 /// The access control lists: the name of system calls, and that of the disk.
-const LISTS: [(&[u8], &[u8]); 2] = [(ACCESS, acl::ACCESS), (DEFAULT, acl::DEFAULT)];
+const ACLS: [(&[u8], &[u8]); 2] = [(ACCESS, stored_acl::ACCESS), (DEFAULT, stored_acl::DEFAULT)];
 
 /// Gets the name and the value of an attribute.
 pub(crate) type XattrVisitor<'a> = dyn FnMut(&[u8], &[u8]) -> ControlFlow<()> + 'a;
@@ -50,11 +50,11 @@ impl<'a> FileXattrs<'a> {
             let (name, file) = (name.escape_ascii(), self.inode.file());
             Error::posix(errno, format!("xattr `{name}` of {file}"))
         };
-        let list = LISTS.iter().find(|(shown, _)| *shown == name);
+        let acl = ACLS.iter().find(|(shown, _)| *shown == name);
         let in_namespace = |(prefix, flags): &(&[u8], XattrFlags)| {
             name.strip_prefix(*prefix).map(|name| (*flags, name))
         };
-        let (namespace, stored) = match list {
+        let (namespace, stored) = match acl {
             Some((_, stored)) => (XattrFlags::TRUSTED, *stored),
             None => {
                 NAMESPACES.iter().find_map(in_namespace).ok_or_else(|| refused(Errno::OPNOTSUPP))?
@@ -64,14 +64,14 @@ impl<'a> FileXattrs<'a> {
             return Err(refused(Errno::INVAL));
         }
         let value = self.find(namespace, stored)?.ok_or_else(|| refused(Errno::NODATA))?;
-        if list.is_some() { shown_list(&value) } else { Ok(value) }
+        if acl.is_some() { shown_acl(&value) } else { Ok(value) }
     }
 
     fn find(&self, namespace: XattrFlags, name: &[u8]) -> Result<Option<Vec<u8>>> {
         let Some(fork) = &self.inode.attributes else { return Ok(None) };
-        if let Some(short) = short(fork)? {
-            let found = short.find(namespace, name);
-            return found.map(|xattr| self.value(fork, xattr)).transpose();
+        if let ForkContents::Local(bytes) = &fork.contents {
+            let found = ShortXattrs::view(bytes).find(|xattr| xattr.is(namespace, name));
+            return found.map(|xattr| self.value(fork, &xattr)).transpose();
         }
         let hash = name_hash(name);
         let Some(mut walk) = self.walk(fork, hash)? else { return Ok(None) };
@@ -113,9 +113,9 @@ impl<'a> FileXattrs<'a> {
     /// Calls `visit` with the name and the value of each attribute until it breaks.
     pub(crate) fn list(&self, visit: &mut XattrVisitor<'_>) -> Result<()> {
         let Some(fork) = &self.inode.attributes else { return Ok(()) };
-        if let Some(short) = short(fork)? {
-            for xattr in &short.list {
-                if self.show(fork, xattr, visit)?.is_break() {
+        if let ForkContents::Local(bytes) = &fork.contents {
+            for xattr in ShortXattrs::view(bytes) {
+                if self.show(fork, &xattr, visit)?.is_break() {
                     break;
                 }
             }
@@ -151,20 +151,15 @@ impl<'a> FileXattrs<'a> {
             return Ok(ControlFlow::Continue(()));
         };
         let value = self.value(fork, xattr)?;
-        let list = LISTS.iter().find(|(_, stored)| xattr.is(XattrFlags::TRUSTED, stored));
-        Ok(match list {
-            Some((shown, _)) => visit(shown, &shown_list(&value)?),
+        let acl = ACLS.iter().find(|(_, stored)| xattr.is(XattrFlags::TRUSTED, stored));
+        Ok(match acl {
+            Some((shown, _)) => visit(shown, &shown_acl(&value)?),
             None => visit(&[prefix, xattr.name].concat(), &value),
         })
     }
 }
 
-fn short(fork: &LoadedFork) -> Result<Option<ShortXattrs<'_>>> {
-    let ForkContents::Local(bytes) = &fork.contents else { return Ok(None) };
-    ShortXattrs::parse(bytes).map(Some).map_err(malformed)
-}
-
 /// An access control list in the form of system calls.
-fn shown_list(value: &[u8]) -> Result<Vec<u8>> {
-    acl::from_disk(value).map_err(malformed)
+fn shown_acl(value: &[u8]) -> Result<Vec<u8>> {
+    stored_acl::from_disk(value).map_err(malformed)
 }

@@ -158,9 +158,8 @@ impl<'a> XfsTreeCursor<'a> {
         if first > lowest && has_parent {
             return bad("its first key is below the one that its parent has".to_owned());
         }
-        let overlaps = matches!(self.root, XfsTreeRoot::Group { tree: XfsTree::ReverseMap, .. });
         if let (Some(highest), Some(end)) = (highest, step.end)
-            && (highest > end || highest == end && !overlaps)
+            && highest >= end
         {
             return bad("its last key is not below the next one of its parent".to_owned());
         }

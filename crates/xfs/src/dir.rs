@@ -9,6 +9,8 @@
 //! A position in a directory is the place of an entry in the space of the data, which stays the
 //! same as long as the entry is there.
 
+mod children;
+
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
@@ -16,7 +18,7 @@ use offshoot_vfs::{
     DirEntry, Errno, Error, FileType, Malformed, NAME_MAX, Result, Structure, missing,
 };
 use offshoot_xfs_format::dir::data::DirData;
-use offshoot_xfs_format::dir::short::ShortDir;
+use offshoot_xfs_format::dir::short::ShortDirView;
 use offshoot_xfs_format::dir::{ALIGN, DirCookie, XfsDirEntry, file_type, leaf, leaf_start};
 use offshoot_xfs_format::hash::name_hash;
 use offshoot_xfs_format::{FileBlock, Ino, XfsGeometry};
@@ -25,6 +27,7 @@ use crate::buffer::{DirectoryView, XfsBuffer, XfsBuffers, malformed};
 use crate::da::HashTree;
 use crate::inode::fork::ForkContents;
 use crate::inode::{LoadedInode, XfsInodes, file_id};
+pub(crate) use children::DirectoryChildren;
 
 /// A directory that is read.
 pub(crate) struct XfsDirectory<'a> {
@@ -50,9 +53,9 @@ impl<'a> XfsDirectory<'a> {
         self.buffers.geometry()
     }
 
-    fn short(&self) -> Result<Option<ShortDir<'a>>> {
+    fn short(&self) -> Result<Option<ShortDirView<'a>>> {
         let ForkContents::Local(fork) = &self.inode.data.contents else { return Ok(None) };
-        ShortDir::parse(self.geometry(), fork).map(Some).map_err(malformed)
+        ShortDirView::new(self.geometry(), fork).map(Some).map_err(malformed)
     }
 
     /// The inode that a name other than `.` and `..` leads to.
@@ -127,7 +130,12 @@ impl<'a> XfsDirectory<'a> {
     }
 
     fn view<'b>(&self, buffer: &'b XfsBuffer) -> Result<DirectoryView<'b>> {
-        buffer.directory(self.geometry())
+        let view = buffer.directory(self.geometry())?;
+        let is_one_block = self.inode.core.size.get() == self.geometry().dir_block_size() as u64;
+        if matches!(view, DirectoryView::Whole(_)) && !is_one_block {
+            return Err(bad(buffer, "it is all of a directory, but the inode has another size"));
+        }
+        Ok(view)
     }
 
     /// Calls `visit` for the entries behind `after`, without `.` and `..`.
@@ -172,7 +180,7 @@ impl<'a> XfsDirectory<'a> {
         visit: &mut dyn FnMut(u64, XfsDirEntry<'_>) -> Result<ControlFlow<()>>,
     ) -> Result<()> {
         if let Some(short) = self.short()? {
-            for entry in short.entries {
+            for entry in short.entries() {
                 let cookie = (entry.offset / ALIGN) as u64;
                 if cookie > after && visit(cookie, entry)?.is_break() {
                     return Ok(());
@@ -181,6 +189,9 @@ impl<'a> XfsDirectory<'a> {
             return Ok(());
         }
         let geometry = self.geometry();
+        if after == 0 {
+            self.check_blocks()?;
+        }
         let Ok(start) = u32::try_from(after) else { return Ok(()) };
         let (mut at, _) = DirCookie(start).split(geometry);
         while let Some((block, buffer)) = self.data_from(at)? {
@@ -218,6 +229,22 @@ impl<'a> XfsDirectory<'a> {
         Ok(ControlFlow::Continue(()))
     }
 
+    /// Fails when there are more blocks than the inode counts: then one of them is at several
+    /// places, and would be listed at each.
+    fn check_blocks(&self) -> Result<()> {
+        let most = self.inode.core.nblocks.get().min(self.geometry().blocks);
+        let mut extents = self.inode.data.extents(self.buffers, FileBlock(0))?;
+        let mut count = 0;
+        while let Some(extent) = extents.next()? {
+            count += u64::from(extent.count);
+            if count > most {
+                let problem = format!("{count} blocks or more, of {most}");
+                return Err(self.inode.data.damaged(problem));
+            }
+        }
+        Ok(())
+    }
+
     /// The first data block from `at` on, and its place.
     fn data_from(&self, at: FileBlock) -> Result<Option<(FileBlock, Arc<XfsBuffer>)>> {
         let Some(extent) = self.inode.data.extents(self.buffers, at)?.next()? else {
@@ -232,28 +259,14 @@ impl<'a> XfsDirectory<'a> {
         Ok(Some((block, buffer)))
     }
 
-    /// The position and the name of an entry that leads to `ino`. The search begins a block before
-    /// the position `near`: a walk asks for directories in their order or against it.
-    pub(crate) fn name_of(&self, ino: Ino, near: u64) -> Result<Option<(u64, Vec<u8>)>> {
-        let block = (self.geometry().dir_block_size() / ALIGN) as u64;
-        let start = near.saturating_sub(block) / block * block;
-        let mut found = self.name_from(ino, start)?;
-        if found.is_none() && start > 0 {
-            found = self.name_from(ino, 0)?;
-        }
-        Ok(found)
-    }
-
-    fn name_from(&self, ino: Ino, after: u64) -> Result<Option<(u64, Vec<u8>)>> {
-        let mut found = None;
-        self.entries(after, &mut |cookie, entry| {
-            if entry.ino != ino {
-                return Ok(ControlFlow::Continue(()));
-            }
-            found = Some((cookie, entry.name.to_vec()));
+    /// The name of the entry at `cookie`, which a listing gave.
+    fn name_at(&self, cookie: u64) -> Result<Option<Vec<u8>>> {
+        let mut name = None;
+        self.entries(cookie.saturating_sub(1), &mut |_, entry| {
+            name = Some(entry.name.to_vec());
             Ok(ControlFlow::Break(()))
         })?;
-        Ok(found)
+        Ok(name)
     }
 }
 

@@ -10,11 +10,10 @@ use offshoot_vfs::{
     VolumeVersion,
 };
 use offshoot_xfs_format::{AgNumber, Ino, XfsGeometry};
-use quick_cache::sync::Cache;
 
 use crate::attr::FileXattrs;
 use crate::data::FileContent;
-use crate::dir::XfsDirectory;
+use crate::dir::{DirectoryChildren, XfsDirectory};
 use crate::group;
 use crate::inode::{LoadedInode, XfsInodes, file_id};
 use crate::options::XfsOptions;
@@ -32,12 +31,8 @@ pub struct XfsVolume {
     root: Ino,
     inodes: XfsInodes,
     read_ahead: ReadAheads,
-    /// The position in a directory where the name of a directory in it was found last.
-    positions: Cache<Ino, u64>,
+    children: DirectoryChildren,
 }
-
-/// The directories of which a position is kept.
-const POSITIONS: usize = 1024;
 
 /// The last reads, without a text for debugging.
 #[derive(Default)]
@@ -69,8 +64,8 @@ impl XfsVolume {
                 Error::corrupt(Structure::Superblock, "it names no root directory")
             })?;
         let inodes = XfsInodes::new(options.cache_bytes / 4);
-        let (read_ahead, positions) = (ReadAheads::default(), Cache::new(POSITIONS));
-        let volume = Self { volume, root, inodes, read_ahead, positions };
+        let children = DirectoryChildren::new(options.cache_bytes / 4);
+        let volume = Self { volume, root, inodes, read_ahead: ReadAheads::default(), children };
         volume.inode(file_id(root)).and_then(|root| root.require_directory()).map_err(|error| {
             match error {
                 Error::Posix { .. } => {
@@ -83,13 +78,14 @@ impl XfsVolume {
         Ok(Arc::new(volume))
     }
 
-    /// Which volume it is. The state is that of the last change that the superblock knows.
+    /// Which volume it is. The state is known when the volume was unmounted and has checksums;
+    /// otherwise it is another one each time the volume is opened.
     #[must_use]
     pub fn version(&self) -> VolumeVersion {
         let fields = &self.volume.superblock.fields;
         VolumeVersion {
             volume: uuid::Uuid::from_bytes(fields.uuid).to_string(),
-            state: format!("log sequence number {}", fields.lsn),
+            state: self.volume.state.clone(),
         }
     }
 
@@ -145,7 +141,7 @@ impl XfsVolume {
 
     fn free_blocks(&self) -> Result<u64> {
         let fields = &self.volume.superblock.fields;
-        if self.volume.has_counters {
+        if self.volume.are_counters_right {
             return Ok(fields.fdblocks.get());
         }
         let groups = 0..self.geometry().ag_count;
@@ -183,14 +179,15 @@ impl FileSystem for XfsVolume {
         if dir == self.root() {
             return Ok(None);
         }
-        let (ino, near) = (Ino(above.ino), self.positions.get(&Ino(above.ino)));
-        let found = self
-            .in_directory(above, |directory| directory.name_of(Ino(dir.ino), near.unwrap_or(0)))?;
-        let (position, name) = found.ok_or_else(|| {
-            let problem = format!("{above} is above it, and has no name for it");
-            Error::corrupt(Structure::Directory, problem).in_file(dir)
+        let child = Ino(dir.ino);
+        let name = self.in_directory(above, |above| self.children.name_of(above, child));
+        let name = name.map_err(|error| match error {
+            Error::Posix { .. } => {
+                let problem = format!("{above}, which is above it, is not a directory");
+                Error::corrupt(Structure::Directory, problem).in_file(dir)
+            }
+            error => error,
         })?;
-        self.positions.insert(ino, position);
         Ok(Some(Parent { dir: above, name }))
     }
 

@@ -16,8 +16,7 @@ pub(crate) fn free_blocks(buffers: &XfsBuffers, ag: AgNumber) -> Result<u64> {
     let geometry = buffers.geometry();
     let run = header(buffers, Agf::offset(geometry, ag));
     let buffer = buffers.read(&[run], BufferRole::FreeSpace(ag))?;
-    let agf =
-        Agf::parse(buffer.bytes(), geometry, ag).map_err(|problem| buffer.damaged(problem))?;
+    let agf = Agf::view(buffer.bytes()).map_err(|problem| buffer.damaged(problem))?;
     let free = [agf.freeblks, agf.flcount, agf.btreeblks].map(|count| u64::from(count.get()));
     Ok(free.iter().sum())
 }
@@ -36,8 +35,7 @@ pub(crate) fn chunk_in_use(
     let geometry = buffers.geometry();
     let run = header(buffers, Agi::offset(geometry, ag));
     let buffer = buffers.read(&[run], BufferRole::Inodes(ag))?;
-    let agi =
-        Agi::parse(buffer.bytes(), geometry, ag).map_err(|problem| buffer.damaged(problem))?;
+    let agi = Agi::view(buffer.bytes()).map_err(|problem| buffer.damaged(problem))?;
     let (block, levels) = (AgBlock(agi.root.get()), agi.level.get());
     let root = XfsTreeRoot::Group { tree: XfsTree::Inodes, ag, block, levels };
     let mut cursor = XfsTreeCursor::new(buffers, root);

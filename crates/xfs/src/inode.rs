@@ -10,8 +10,12 @@ use std::sync::Arc;
 use offshoot_vfs::{
     Attr, Errno, Error, FileFlags, FileId, FileType, Malformed, Result, Structure, Timestamp,
 };
+use offshoot_xfs_format::attr::short::ShortXattrs;
+use offshoot_xfs_format::dir::short::ShortDir;
 use offshoot_xfs_format::ids::BASIC_BLOCK;
-use offshoot_xfs_format::inode::{XfsInode, XfsInodeCore, XfsInodeFlags, XfsTime, device_number};
+use offshoot_xfs_format::inode::{
+    XfsFork, XfsInode, XfsInodeCore, XfsInodeFlags, XfsTime, device_number, file_type,
+};
 use offshoot_xfs_format::record::{CHUNK_INODES, XfsInodeChunk};
 use offshoot_xfs_format::{AgBlock, AgIno, AgNumber, BasicBlock, Ino, XfsGeometry};
 use quick_cache::Weighter;
@@ -103,6 +107,12 @@ fn load(buffers: &XfsBuffers, ino: Ino) -> Result<Option<LoadedInode>> {
     if inode.core.is_free() {
         let problem = "the tree of inodes says that it is in use, but it is free";
         return Err(bad(Malformed::new(Structure::InodeCore, problem)));
+    }
+    if let (XfsFork::Local(fork), file_type::DIRECTORY) = (&inode.data, inode.core.file_type()) {
+        ShortDir::parse(geometry, fork).map_err(bad)?;
+    }
+    if let Some(XfsFork::Local(fork)) = inode.attributes {
+        ShortXattrs::parse(fork).map_err(bad)?;
     }
     Ok(Some(LoadedInode {
         ino,

@@ -9,7 +9,7 @@ pub struct XfsOptions {
     /// not unmounted, these may be older than what the log holds, and may contradict each other.
     pub is_log_ignored: bool,
     /// The size of the cache of metadata blocks, in bytes. The volume may take a quarter as much
-    /// again for inodes.
+    /// again for inodes, and a quarter for what it knows of the directories in directories.
     pub cache_bytes: u64,
     /// The callback that gets an [`XfsReport`](crate::XfsReport) of each problem that did not fail
     /// a call.

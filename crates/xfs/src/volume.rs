@@ -3,13 +3,15 @@
 mod superblock;
 
 use std::sync::Arc;
+use std::time::UNIX_EPOCH;
 
 use offshoot_device::BlockDevice;
 use offshoot_vfs::{Code, Error, Malformed, Result, Structure};
+use offshoot_xfs_format::Lsn;
 use offshoot_xfs_format::features::{XfsHindrance, XfsIncompat, XfsObstacleKind};
 use offshoot_xfs_format::geometry::XfsGeometry;
 use offshoot_xfs_format::ids::BASIC_BLOCK;
-use offshoot_xfs_format::log::{XfsLogRing, ends};
+use offshoot_xfs_format::log::{XfsLogEnds, XfsLogRing, ends};
 use offshoot_xfs_format::superblock::XfsSuperblock;
 
 use crate::buffer::{XfsBuffers, malformed};
@@ -23,7 +25,9 @@ pub(crate) struct OpenedXfs {
     pub(crate) superblock: XfsSuperblock,
     pub(crate) buffers: XfsBuffers,
     /// Whether the counters of the superblock are right.
-    pub(crate) has_counters: bool,
+    pub(crate) are_counters_right: bool,
+    /// The state of the volume ([`VolumeVersion::state`](offshoot_vfs::VolumeVersion::state)).
+    pub(crate) state: String,
 }
 
 /// Opens the volume on `device` for reading.
@@ -46,20 +50,46 @@ pub(crate) fn open(device: Arc<dyn BlockDevice>, options: &XfsOptions) -> Result
         tell(reporter, &XfsReport::ShortDevice { device, size_bytes, expected_bytes });
     }
     let buffers = XfsBuffers::new(device, geometry, options.cache_bytes);
-    if options.is_log_ignored {
+    let ends = if options.is_log_ignored {
         tell(reporter, &XfsReport::LogIgnored);
+        log_ends(&superblock, &buffers).ok()
     } else {
-        require_clean_log(&superblock, &buffers)?;
-    }
-    let has_counters = is_first && !options.is_log_ignored;
-    Ok(OpenedXfs { superblock, buffers, has_counters })
+        Some(require_clean_log(&superblock, &buffers)?)
+    };
+    let are_counters_right = is_first && !options.is_log_ignored;
+    let ends = ends.filter(|_| is_first);
+    let state = ends.and_then(|ends| state(&superblock, &ends)).unwrap_or_else(state_of_opening);
+    Ok(OpenedXfs { superblock, buffers, are_counters_right, state })
+}
+
+/// The state of a volume that was unmounted: where its log ends, which each change moves. `None`
+/// when that does not tell. A log that is not clean ends in the same place before and after its
+/// changes reach their blocks; one that was zeroed begins anew, as repairs of V4 do with each log.
+fn state(superblock: &XfsSuperblock, ends: &XfsLogEnds) -> Option<String> {
+    let tells = ends.is_clean && ends.last.is_some() && superblock.geometry.has_checksums();
+    tells.then(|| format!("superblock {}, log {}", Lsn(superblock.fields.lsn.get()), ends.head))
+}
+
+/// A state that no other opening has.
+fn state_of_opening() -> String {
+    let time = UNIX_EPOCH.elapsed().unwrap_or_default();
+    format!("unknown, opened by process {} at {time:?}", std::process::id())
 }
 
 /// What a user can do about a log that is not replayed.
 const NEXT_STEP: &str = "mount the volume once with the kernel, or open it with the log ignored";
 
-/// Fails unless the volume was unmounted.
-fn require_clean_log(superblock: &XfsSuperblock, buffers: &XfsBuffers) -> Result<()> {
+/// The ends of the log; fails unless the volume was unmounted.
+fn require_clean_log(superblock: &XfsSuperblock, buffers: &XfsBuffers) -> Result<XfsLogEnds> {
+    let ends = log_ends(superblock, buffers)?;
+    if ends.is_clean {
+        return Ok(ends);
+    }
+    let what = format!("an XFS log that is not empty: {NEXT_STEP}");
+    Err(Error::unsupported(Code::LogNotReplayed, what))
+}
+
+fn log_ends(superblock: &XfsSuperblock, buffers: &XfsBuffers) -> Result<XfsLogEnds> {
     let obstacles = superblock.fields.obstacles();
     let has = |kind| obstacles.iter().find(|obstacle| obstacle.kind == kind);
     if let Some(obstacle) = has(XfsObstacleKind::ExternalLog) {
@@ -72,11 +102,12 @@ fn require_clean_log(superblock: &XfsSuperblock, buffers: &XfsBuffers) -> Result
         .map_err(malformed)
         .and_then(|ring| find_ends(ring, uuid, geometry, buffers))
         .map_err(in_log)?;
-    if ends.is_clean {
-        return Ok(());
+    let changed = Lsn(superblock.fields.lsn.get());
+    if geometry.has_checksums() && changed != Lsn::NONE && changed > ends.head {
+        let problem = format!("it ends at {}, and the superblock is of {changed}", ends.head);
+        return Err(in_log(Error::corrupt(Structure::LogRecord, problem)));
     }
-    let what = format!("an XFS log that is not empty: {NEXT_STEP}");
-    Err(Error::unsupported(Code::LogNotReplayed, what))
+    Ok(ends)
 }
 
 fn find_ends(
@@ -84,7 +115,7 @@ fn find_ends(
     uuid: uuid::Uuid,
     geometry: &XfsGeometry,
     buffers: &XfsBuffers,
-) -> Result<ends::XfsLogEnds> {
+) -> Result<XfsLogEnds> {
     let start = geometry
         .place_of(geometry.log_start)
         .ok_or_else(|| Error::corrupt(Structure::Superblock, "the log is not in the volume"))?;

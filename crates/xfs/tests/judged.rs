@@ -17,7 +17,7 @@ fn share(number: usize) {
         let filled = XfsRecipe::new(kind).seed(seed_or(0x0f5)).make(&judges);
         let ours = XfsVolume::open(filled.disk.device(), &XfsOptions::default()).unwrap();
         // We show access control lists as system calls have them, and under no other name.
-        let outcome = filled.compare_without(&[Aspect::StoredLists], &*ours);
+        let outcome = filled.compare_without(&[Aspect::StoredAcls], &*ours);
         outcome.assert_same(kind.names_at_least);
     }
 }

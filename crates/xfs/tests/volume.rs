@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs::{self, File};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::ControlFlow;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -17,6 +18,7 @@ use offshoot_testkit::xfs::fill;
 use offshoot_testkit::xfs::judges::{self, XfsJudges};
 use offshoot_vfs::{Code, Errno, FileId, FileSystem, FileType};
 use offshoot_xfs::{XfsOptions, XfsReport, XfsVolume};
+use offshoot_xfs_format::superblock::XfsSuperblock;
 
 /// A new volume of 512 MiB.
 fn made(judges: &XfsJudges, options: &str) -> XfsDisk {
@@ -70,7 +72,9 @@ fn contents(fs: &dyn FileSystem) -> BTreeMap<Vec<u8>, String> {
             FileType::Regular => {
                 let mut bytes = vec![0; usize::try_from(attr.size).unwrap()];
                 assert_eq!(fs.read(file, 0, &mut bytes).unwrap(), bytes.len());
-                write!(text, " {bytes:?}").unwrap();
+                let mut hasher = DefaultHasher::new();
+                bytes.hash(&mut hasher);
+                write!(text, " {} {:x}", bytes.len(), hasher.finish()).unwrap();
             }
             FileType::Symlink => {
                 write!(text, " {}", fs.read_link(file).unwrap().escape_ascii()).unwrap();
@@ -125,7 +129,7 @@ fn a_log_that_is_not_empty_is_refused_or_ignored() {
 }
 
 #[test]
-fn sizes_are_those_of_the_kernel_and_lists_have_one_name() {
+fn sizes_are_those_of_the_kernel_and_acls_have_one_name() {
     let Some(judges) = judges::require() else { return };
     let disk = made(&judges, "");
     let mount = disk.mount("rw", &[]);
@@ -142,24 +146,24 @@ fn sizes_are_those_of_the_kernel_and_lists_have_one_name() {
     // The counters of all groups give the same sum as the superblock.
     let (options, _) = ignoring_log();
     assert_eq!(try_open(&disk, &options).unwrap().statfs().unwrap(), stat);
-    for (path, list) in [
+    for (path, acl) in [
         ("directories", "system.posix_acl_access"),
         ("directories", "system.posix_acl_default"),
         ("directories", "trusted.SGI_ACL_FILE"),
     ] {
         let mut expected = vec![0; 1000];
-        let len = rustix::fs::lgetxattr(mount.path().join(path), list, &mut expected).unwrap();
+        let len = rustix::fs::lgetxattr(mount.path().join(path), acl, &mut expected).unwrap();
         expected.truncate(len);
         let file = at(&*ours, path);
-        assert_eq!(ours.xattr(file, list.as_bytes()).unwrap(), expected, "{list} of {path}");
+        assert_eq!(ours.xattr(file, acl.as_bytes()).unwrap(), expected, "{acl} of {path}");
         let mut names = Vec::new();
         ours.xattrs(file, &mut |name, _| {
             names.push(name.to_vec());
             ControlFlow::Continue(())
         })
         .unwrap();
-        let is_shown = names.contains(&list.as_bytes().to_vec());
-        assert_eq!(is_shown, list.starts_with("system."), "{names:?}");
+        let is_shown = names.contains(&acl.as_bytes().to_vec());
+        assert_eq!(is_shown, acl.starts_with("system."), "{names:?}");
     }
 }
 
@@ -206,6 +210,63 @@ fn a_volume_may_have_another_identity_than_its_blocks() {
     let again = open(&disk);
     assert_eq!(again.version().volume, ours.version().volume);
     assert_ne!(again.version().state, before.state);
+}
+
+/// What two openings say of the state, or `None` when they do not agree.
+fn state(disk: &XfsDisk, options: &XfsOptions) -> Option<String> {
+    let [first, second] = [(), ()].map(|()| try_open(disk, options).unwrap().version().state);
+    (first == second).then_some(first)
+}
+
+#[test]
+fn a_state_is_another_one_after_each_change_or_is_not_known() {
+    let Some(judges) = judges::require() else { return };
+    let (default, ignoring) = (XfsOptions::default(), ignoring_log().0);
+    let disk = with_file(&judges, "");
+    let mut states = vec![state(&disk, &default).expect("a state")];
+    for content in ["CONTENT", "another", "c"] {
+        let mount = disk.mount("rw", &[]);
+        fs::write(mount.path().join("file"), content).unwrap();
+        drop(mount);
+        let state = state(&disk, &default).expect("a state");
+        assert!(!states.contains(&state), "{state} of {states:?}");
+        states.push(state);
+    }
+    assert_eq!(state(&disk, &ignoring).as_ref(), states.last());
+    let mut mount = disk.mount("rw", &[]);
+    fs::write(mount.path().join("file"), "logged").unwrap();
+    disk.shut_down(&mut mount, XfsShutdown::LogWritten);
+    drop(mount);
+    assert_eq!(state(&disk, &ignoring), None, "the log is not clean");
+    assert_eq!(state(&made(&judges, "-m crc=0"), &default), None, "version 4");
+}
+
+/// Zeroes the log, as a program does that copies a volume without it.
+fn zero_log(disk: &XfsDisk) {
+    let file = File::options().read(true).write(true).open(disk.image()).unwrap();
+    let mut sector = [0; 512];
+    file.read_exact_at(&mut sector, 0).unwrap();
+    let geometry = XfsSuperblock::parse(&sector).unwrap().geometry;
+    let start = geometry.place_of(geometry.log_start).unwrap().bytes();
+    let len = (geometry.log_blocks as usize) << geometry.block_log;
+    file.write_all_at(&vec![0; len], start).unwrap();
+}
+
+#[test]
+fn a_log_of_zeroes_is_clean_if_nothing_was_logged() {
+    let Some(judges) = judges::require() else { return };
+    let disk = made(&judges, "");
+    zero_log(&disk);
+    assert_eq!(state(&disk, &XfsOptions::default()), None, "each log of zeroes ends at its start");
+    assert!(entries(&*open(&disk), open(&disk).root()).is_empty());
+    drop(disk.mount("rw", &[]));
+    assert!(state(&disk, &XfsOptions::default()).is_some());
+    // The superblock is of a later time than such a log.
+    let disk = with_file(&judges, "");
+    zero_log(&disk);
+    assert!(disk.try_mount("rw").is_err());
+    let error = try_open(&disk, &XfsOptions::default()).unwrap_err();
+    assert_eq!(error.code(), Code::Log, "{error}");
 }
 
 /// Threads that read everything at the same time, with caches that hold next to nothing.

@@ -78,7 +78,7 @@ impl ComparisonWalk<'_> {
         let ours = sorted_xattrs(self.ours, pair.ours);
         let mut judge = sorted_xattrs(self.judge, pair.judge);
         if let Ok(list) = &mut judge
-            && !self.compare.includes(Aspect::StoredLists)
+            && !self.compare.includes(Aspect::StoredAcls)
         {
             list.retain(|(name, _)| !name.starts_with(b"trusted.SGI_ACL_"));
         }

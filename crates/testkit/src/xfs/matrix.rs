@@ -73,7 +73,7 @@ pub const MATRIX: &[XfsVolumeKind] = &[
     XfsVolumeKind::large_blocks("block-32k", "-b size=32768"),
     XfsVolumeKind::large_blocks("block-64k", "-b size=65536 -m rmapbt=1"),
     XfsVolumeKind::new("sector-4k", "-s size=4096"),
-    XfsVolumeKind::new("inode-256-dir-4k", "-i size=512 -n size=4096 -d agcount=2"),
+    XfsVolumeKind::new("two-groups", "-i size=512 -n size=4096 -d agcount=2"),
     XfsVolumeKind::new("inode-1k", "-i size=1024"),
     XfsVolumeKind::new("inode-2k", "-i size=2048"),
     XfsVolumeKind::new("dir-16k", "-n size=16384"),

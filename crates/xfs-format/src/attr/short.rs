@@ -27,18 +27,10 @@ impl<'a> ShortXattrs<'a> {
         let mut rest = bytes.get(HEADER..).unwrap_or(&[]);
         let mut list = Vec::with_capacity(usize::from(count));
         for _ in 0..count {
-            let cut = || bad("an attribute leads out of the fork".to_owned());
-            let (&[name_len, value_len, flags], behind) =
-                rest.split_first_chunk::<3>().ok_or_else(cut)?;
-            let flags = XattrFlags::parse(flags, XattrFlags::NAMESPACE)?;
-            let (name, behind) = behind.split_at_checked(usize::from(name_len)).ok_or_else(cut)?;
-            let (value, behind) =
-                behind.split_at_checked(usize::from(value_len)).ok_or_else(cut)?;
-            let xattr = XfsXattr { flags, name, value: XattrContent::Local(value) };
+            let xattr = take_xattr(&mut rest)?;
             xattr.check()?;
             xattr.hash()?;
             list.push(xattr);
-            rest = behind;
         }
         if !rest.is_empty() {
             return Err(bad(format!("{} bytes are left", rest.len())));
@@ -46,11 +38,12 @@ impl<'a> ShortXattrs<'a> {
         Ok(Self { list })
     }
 
-    /// The attribute with a namespace and a name. Parent pointers may have the same name several
-    /// times: compare them one by one.
-    #[must_use]
-    pub fn find(&self, namespace: XattrFlags, name: &[u8]) -> Option<&XfsXattr<'a>> {
-        self.list.iter().find(|xattr| xattr.is(namespace, name))
+    /// The attributes of a fork that [`parse`](Self::parse) has accepted before. Another one may give
+    /// wrong attributes, or none.
+    pub fn view(fork: &'a [u8]) -> impl Iterator<Item = XfsXattr<'a>> {
+        let total = u16_at(fork, 0).unwrap_or(0);
+        let mut rest = fork.get(HEADER..total).unwrap_or(&[]);
+        std::iter::from_fn(move || take_xattr(&mut rest).ok())
     }
 
     /// The bytes for the fork. They may be more than it has room for. An error when an attribute
@@ -77,4 +70,15 @@ impl<'a> ShortXattrs<'a> {
         }
         Ok(bytes)
     }
+}
+
+/// The attribute with which `bytes` begin, which are moved behind it.
+fn take_xattr<'a>(bytes: &mut &'a [u8]) -> Result<XfsXattr<'a>, Malformed> {
+    let cut = || bad("an attribute leads out of the fork".to_owned());
+    let (&[name_len, value_len, flags], rest) = bytes.split_first_chunk::<3>().ok_or_else(cut)?;
+    let flags = XattrFlags::parse(flags, XattrFlags::NAMESPACE)?;
+    let (name, rest) = rest.split_at_checked(usize::from(name_len)).ok_or_else(cut)?;
+    let (value, rest) = rest.split_at_checked(usize::from(value_len)).ok_or_else(cut)?;
+    *bytes = rest;
+    Ok(XfsXattr { flags, name, value: XattrContent::Local(value) })
 }

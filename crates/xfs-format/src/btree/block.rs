@@ -111,6 +111,8 @@ impl<'a> XfsBtreeBlock<'a> {
         Self { tree, header, entries, pointers }
     }
 
+    /// Checks the records and their order. Those of the reverse map may overlap, but no two of any
+    /// tree have one key.
     fn verify_records(&self, geometry: &XfsGeometry, ag: AgNumber) -> Result<(), Malformed> {
         let mut before: Option<XfsSearchKey> = None;
         for (index, record) in self.entries.chunks_exact(self.tree.record_len()).enumerate() {
@@ -120,7 +122,7 @@ impl<'a> XfsBtreeBlock<'a> {
             let key = self.tree.low_key(record);
             ensure!(
                 STRUCTURE,
-                before.is_none_or(|before| self.tree.may_follow(before, key)),
+                before.is_none_or(|before| before < key),
                 "record {index} does not follow the one before it"
             );
             let is_overlapping = self.tree == XfsTree::ReverseMap;
@@ -135,7 +137,7 @@ impl<'a> XfsBtreeBlock<'a> {
             let key = self.tree.child_key(stored);
             ensure!(
                 STRUCTURE,
-                before.is_none_or(|before| self.tree.may_follow(before, key))
+                before.is_none_or(|before| before < key)
                     && self.tree.child_high_key(stored).is_none_or(|high| high >= key),
                 "the keys of child {index} are out of order"
             );

@@ -17,6 +17,23 @@ pub struct ShortDir<'a> {
     pub entries: Vec<XfsDirEntry<'a>>,
 }
 
+/// A directory in short form that [`ShortDir::parse`] has accepted before. Other bytes may give wrong
+/// entries, or none.
+#[derive(Clone, Copy, Debug)]
+pub struct ShortDirView<'a> {
+    /// The directory above.
+    pub parent: Ino,
+    shape: ShortEntryShape,
+    entries: &'a [u8],
+}
+
+/// How entries are stored: the bytes of a number, and whether there are types.
+#[derive(Clone, Copy, Debug)]
+struct ShortEntryShape {
+    width: usize,
+    has_types: bool,
+}
+
 fn bad(problem: String) -> Malformed {
     Malformed::new(Structure::Directory, problem)
 }
@@ -42,16 +59,17 @@ impl<'a> ShortDir<'a> {
     /// says that the directory has.
     pub fn parse(geometry: &XfsGeometry, fork: &'a [u8]) -> Result<Self, Malformed> {
         let mut rest = fork;
-        let count = take_number(&mut rest, 1)?;
-        let wide_count = take_number(&mut rest, 1)?;
-        let width = if wide_count == 0 { 4 } else { 8 };
-        let parent = Ino(take_number(&mut rest, width)?);
+        let (count, wide_count, shape, parent) = take_header(geometry, &mut rest)?;
         geometry.check_ino(Structure::DirectoryEntry, parent)?;
         let mut wide_found = u64::from(is_wide(parent));
         let mut next = first_offset(geometry);
         let mut entries = Vec::with_capacity(usize::try_from(count).unwrap_or(0));
         for _ in 0..count {
-            let entry = take_entry(geometry, &mut rest, width)?;
+            let entry = take_entry(&mut rest, shape)?;
+            entry.check(geometry)?;
+            if entry.is_dot() {
+                return Err(bad("\".\" or \"..\" is among its entries".to_owned()));
+            }
             if entry.offset < next || entry.offset % super::ALIGN != 0 {
                 return Err(bad(format!("an entry has the offset {}", entry.offset)));
             }
@@ -70,12 +88,6 @@ impl<'a> ShortDir<'a> {
             return Err(bad("its entries do not fit in a block".to_owned()));
         }
         Ok(directory)
-    }
-
-    /// The entry with a name other than `.` and `..`.
-    #[must_use]
-    pub fn find(&self, name: &[u8]) -> Option<&XfsDirEntry<'a>> {
-        self.entries.iter().find(|entry| entry.name == name)
     }
 
     /// The offset behind the last entry.
@@ -147,24 +159,51 @@ impl<'a> ShortDir<'a> {
     }
 }
 
+impl<'a> ShortDirView<'a> {
+    /// The view of a data fork.
+    pub fn new(geometry: &XfsGeometry, fork: &'a [u8]) -> Result<Self, Malformed> {
+        let mut entries = fork;
+        let (_, _, shape, parent) = take_header(geometry, &mut entries)?;
+        Ok(Self { parent, shape, entries })
+    }
+
+    /// The entries, ascending by offset, without `.` and `..`.
+    pub fn entries(self) -> impl Iterator<Item = XfsDirEntry<'a>> {
+        let Self { shape, mut entries, .. } = self;
+        std::iter::from_fn(move || take_entry(&mut entries, shape).ok())
+    }
+
+    /// The entry with a name other than `.` and `..`.
+    #[must_use]
+    pub fn find(self, name: &[u8]) -> Option<XfsDirEntry<'a>> {
+        self.entries().find(|entry| entry.name == name)
+    }
+}
+
+/// The number of entries and of wide numbers, how entries are stored, and the directory above.
+fn take_header(
+    geometry: &XfsGeometry,
+    bytes: &mut &[u8],
+) -> Result<(u64, u64, ShortEntryShape, Ino), Malformed> {
+    let count = take_number(bytes, 1)?;
+    let wide_count = take_number(bytes, 1)?;
+    let width = if wide_count == 0 { 4 } else { 8 };
+    let shape = ShortEntryShape { width, has_types: has_types(geometry) };
+    Ok((count, wide_count, shape, Ino(take_number(bytes, width)?)))
+}
+
 /// The entry with which `bytes` begin.
 fn take_entry<'a>(
-    geometry: &XfsGeometry,
     bytes: &mut &'a [u8],
-    width: usize,
+    shape: ShortEntryShape,
 ) -> Result<XfsDirEntry<'a>, Malformed> {
     let name_len = usize::try_from(take_number(bytes, 1)?).unwrap_or(0);
     let offset = u16_at(take(bytes, 2)?, 0).unwrap_or(0);
     let name = take(bytes, name_len)?;
-    let file_type = if has_types(geometry) {
+    let file_type = if shape.has_types {
         take(bytes, 1)?.first().copied().unwrap_or(file_type::UNKNOWN)
     } else {
         file_type::UNKNOWN
     };
-    let entry = XfsDirEntry { offset, ino: Ino(take_number(bytes, width)?), name, file_type };
-    entry.check(geometry)?;
-    if entry.is_dot() {
-        return Err(bad("\".\" or \"..\" is among its entries".to_owned()));
-    }
-    Ok(entry)
+    Ok(XfsDirEntry { offset, ino: Ino(take_number(bytes, shape.width)?), name, file_type })
 }

@@ -27,10 +27,10 @@ pub struct XfsLogEnds {
     pub head: Lsn,
     /// The record that recovery begins with; the head in a clean log.
     pub tail: Lsn,
-    /// Whether the volume was unmounted, so that nothing is to be recovered.
+    /// Whether nothing is to be recovered: the volume was unmounted, or its log is zeroed.
     pub is_clean: bool,
-    /// The last valid record.
-    pub last: XfsLogRecord,
+    /// The last valid record; none in a log that was never written.
+    pub last: Option<XfsLogRecord>,
     /// Whether torn records lie at the head.
     pub is_torn: bool,
 }
@@ -105,6 +105,13 @@ pub fn find<L: ReadLog>(ring: XfsLogRing, uuid: Uuid, log: &mut L) -> Result<Xfs
     let mut search = EndSearch { ring, log, buffer: Vec::new() };
     let by_cycle = search.head_by_cycle()?;
     let mut head = by_cycle;
+    let clean = |head, last| {
+        let is_torn = head != by_cycle;
+        XfsLogEnds { head, tail: head, is_clean: true, last, is_torn }
+    };
+    if head == XfsLogRing::NEVER_WRITTEN {
+        return Ok(clean(head, None));
+    }
     let (mut at, mut header) = search.last_record(head, IN_FLIGHT)?;
     if header.as_ref().is_none_or(|header| ring.advance(at, header.block_count()) != head) {
         head = at;
@@ -117,17 +124,15 @@ pub fn find<L: ReadLog>(ring: XfsLogRing, uuid: Uuid, log: &mut L) -> Result<Xfs
         );
     }
     if search.is_unmount(&record, head)? {
-        let is_torn = head != by_cycle;
-        return Ok(XfsLogEnds { head, tail: head, is_clean: true, last: record, is_torn });
+        return Ok(clean(head, Some(record)));
     }
     record.check_readable(uuid)?;
     let (head, record) = search.before_torn(head, &record)?;
-    let is_torn = head != by_cycle;
     if search.is_unmount(&record, head)? {
-        return Ok(XfsLogEnds { head, tail: head, is_clean: true, last: record, is_torn });
+        return Ok(clean(head, Some(record)));
     }
     let tail = search.sound_tail(head, &record, uuid)?;
-    Ok(XfsLogEnds { head, tail, is_clean: false, last: record, is_torn })
+    Ok(XfsLogEnds { tail, is_clean: false, ..clean(head, Some(record)) })
 }
 
 /// A header that was found by its magic: where it is, and the record when it is one.

@@ -13,6 +13,9 @@ pub struct XfsLogRing {
 }
 
 impl XfsLogRing {
+    /// The head of a ring that is zeroed, where its first record goes. No other ring has it.
+    pub const NEVER_WRITTEN: Lsn = Lsn(1 << 32);
+
     /// The ring of a volume.
     ///
     /// # Errors
@@ -96,7 +99,8 @@ impl XfsLogRing {
     /// Blocks before the head have its cycle, those from it on the one before: a binary search
     /// finds the change. Up to [`IN_FLIGHT`] blocks before it may have been written in any order,
     /// so the first of them that still has the older cycle is the head. For example, in a ring of
-    /// 8 blocks with cycles `3 3 2 3 2 2 2 2` the change is at 4 and the head at 2.
+    /// 8 blocks with cycles `3 3 2 3 2 2 2 2` the change is at 4 and the head at 2. A ring whose
+    /// first block has cycle 0 has the head [`NEVER_WRITTEN`](Self::NEVER_WRITTEN).
     ///
     /// # Errors
     /// Those of `cycle_at`, and a [`Malformed`] when the cycles are not those of a log.
@@ -106,7 +110,7 @@ impl XfsLogRing {
     ) -> Result<Lsn, E> {
         let (first, last) = (cycle_at(0)?, cycle_at(self.blocks - 1)?);
         if first == 0 {
-            return Err(bad_record("the log begins with a block that was never written").into());
+            return Ok(Self::NEVER_WRITTEN);
         }
         // The last write of a round may be missing while the first one of the next is there.
         let skipped = next_cycle(next_cycle(last));
@@ -184,7 +188,7 @@ mod tests {
         assert_eq!(head(&[4, 3, 3, 3, 3, 3, 2, 2]), Ok((3, 6)), "the end is missing");
         assert_eq!(head(&[3, 3, 3, 3, 2, 3]), Ok((3, 4)), "a hole in a full round");
         assert_eq!(head(&[3, 3, 4, 3, 3, 3]), Ok((4, 0)), "a write behind a missing one");
-        assert!(head(&[0, 0, 0]).is_err());
+        assert_eq!(head(&[0, 0, 0]), Ok((1, 0)));
         assert!(head(&[1, 1, 5]).is_err());
         assert_eq!(head(&[MAGIC + 1, MAGIC - 1, MAGIC - 1]), Ok((MAGIC + 1, 1)));
     }

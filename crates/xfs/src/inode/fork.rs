@@ -22,7 +22,7 @@ pub(crate) struct LoadedFork {
 pub(crate) enum ForkContents {
     /// The number of a device.
     Device(u32),
-    /// The contents themselves.
+    /// The contents themselves. Those of a directory and of attributes were proved.
     Local(Box<[u8]>),
     /// All extents, in order.
     Extents(Box<[XfsExtentItem]>),

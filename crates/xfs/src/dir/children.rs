@@ -1,0 +1,118 @@
+//! Which entries of a directory lead to directories: the way back down, for a walk that must not
+//! enter a directory twice.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use offshoot_vfs::{Error, Result, Structure};
+use offshoot_xfs_format::Ino;
+use offshoot_xfs_format::dir::{XfsDirEntry, file_type};
+use quick_cache::Weighter;
+use quick_cache::sync::Cache;
+
+use super::XfsDirectory;
+use crate::inode::file_id;
+
+/// The entries of a directory that lead to directories, or may do so: inode and cookie, ascending.
+type ChildTable = Arc<[(Ino, u64)]>;
+
+/// The tables that the cache expects. So few are in one shard, which takes a table of any size up
+/// to half of the budget.
+const TABLES: usize = 32;
+
+/// Weighs a table by its memory.
+#[derive(Clone)]
+struct ChildTableWeight;
+
+impl Weighter<Ino, Option<ChildTable>> for ChildTableWeight {
+    fn weight(&self, _: &Ino, table: &Option<ChildTable>) -> u64 {
+        (64 + table.as_ref().map_or(0, |table| size_of_val(&**table))) as u64
+    }
+}
+
+/// The tables of the directories that were asked for last.
+#[derive(Debug)]
+pub(crate) struct DirectoryChildren {
+    /// `None` for a directory whose table would be too large: it is searched each time.
+    cache: Cache<Ino, Option<ChildTable>, ChildTableWeight>,
+    /// The most entries of a table.
+    most: usize,
+}
+
+impl DirectoryChildren {
+    /// A cache of at most `budget_bytes`.
+    pub(crate) fn new(budget_bytes: u64) -> Self {
+        let most = budget_bytes / 2 / size_of::<(Ino, u64)>() as u64;
+        Self {
+            cache: Cache::with_weighter(TABLES, budget_bytes, ChildTableWeight),
+            most: usize::try_from(most).unwrap_or(usize::MAX),
+        }
+    }
+
+    /// The name of the only entry of `above` that leads to the directory `child`.
+    pub(crate) fn name_of(&self, above: &XfsDirectory<'_>, child: Ino) -> Result<Vec<u8>> {
+        let ino = above.inode.ino;
+        let found = match self.cache.get_or_insert_with(&ino, || table(above, self.most))? {
+            Some(table) => {
+                let start = table.partition_point(|(ino, _)| *ino < child);
+                let of_child = table[start..].iter().take_while(|(ino, _)| *ino == child);
+                of_child.take(2).map(|(_, cookie)| *cookie).collect()
+            }
+            None => search(above, child)?,
+        };
+        let name = if let [cookie] = found[..] { above.name_at(cookie)? } else { None };
+        name.ok_or_else(|| {
+            let number = if found.is_empty() { "no name" } else { "several names" };
+            let problem = format!("{}, which is above it, has {number} for it", file_id(ino));
+            Error::corrupt(Structure::Directory, problem).in_file(file_id(child))
+        })
+    }
+}
+
+/// The table of a directory; `None` when it has more than `most` entries.
+fn table(directory: &XfsDirectory<'_>, most: usize) -> Result<Option<ChildTable>> {
+    let mut children = Vec::new();
+    let mut others = false;
+    let add = |children: &mut Vec<_>, cookie: u64, entry: &XfsDirEntry<'_>| {
+        children.push((entry.ino, cookie));
+        if children.len() > most { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    };
+    directory.entries(0, &mut |cookie, entry| {
+        if may_be_directory(&entry) {
+            return Ok(add(&mut children, cookie, &entry));
+        }
+        others = true;
+        Ok(ControlFlow::Continue(()))
+    })?;
+    children.sort_unstable();
+    let known = children.len();
+    // An entry may lie about the type of a directory that another one names too.
+    if others && known > 0 && known <= most {
+        directory.entries(0, &mut |cookie, entry| {
+            let names_child = !may_be_directory(&entry)
+                && children[..known].binary_search_by_key(&entry.ino, |(ino, _)| *ino).is_ok();
+            if names_child {
+                return Ok(add(&mut children, cookie, &entry));
+            }
+            Ok(ControlFlow::Continue(()))
+        })?;
+        children.sort_unstable();
+    }
+    Ok((children.len() <= most).then(|| children.into()))
+}
+
+fn may_be_directory(entry: &XfsDirEntry<'_>) -> bool {
+    matches!(entry.file_type, file_type::DIR | file_type::UNKNOWN)
+}
+
+/// The cookies of the first two entries that lead to `child`.
+fn search(directory: &XfsDirectory<'_>, child: Ino) -> Result<Vec<u64>> {
+    let mut found = Vec::new();
+    directory.entries(0, &mut |cookie, entry| {
+        if entry.ino == child {
+            found.push(cookie);
+        }
+        Ok(if found.len() < 2 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) })
+    })?;
+    Ok(found)
+}
