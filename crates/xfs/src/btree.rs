@@ -115,7 +115,7 @@ impl<'a> XfsTreeCursor<'a> {
             let buffer = self.read(at)?;
             let mut step = PathStep { buffer, index: 0, end };
             let block = self.view(&step.buffer);
-            self.check(&step, &block, level, first)?;
+            Self::check(&step, &block, level, first)?;
             if let Some(key) = key {
                 step.index = floor(&block, key);
             }
@@ -136,7 +136,6 @@ impl<'a> XfsTreeCursor<'a> {
 
     /// Proves that a block is the child that its parent means.
     fn check(
-        &self,
         step: &PathStep,
         block: &XfsBtreeBlock<'_>,
         level: u32,

@@ -351,10 +351,14 @@ fn sparse(dir: &Path, shape: &XfsFillShape) {
         let make = || fallocate(&file, punch, hole, chunk - shape.block_bytes);
         // A hole may take a block for the tree of extents, and freed blocks can be taken only when
         // the log has them.
-        if make() == Err(Errno::NOSPC) {
-            sync(dir);
-            make().expect("a hole");
-        }
+        let made = make().or_else(|error| match error {
+            Errno::NOSPC => {
+                sync(dir);
+                make()
+            }
+            other => Err(other),
+        });
+        made.expect("a hole");
     }
     sync(dir);
     // The kernel holds back up to 8 % of the volume. That space is in one piece, and could be taken
