@@ -348,17 +348,17 @@ fn sparse(dir: &Path, shape: &XfsFillShape) {
     let chunk = (64 * shape.inode_bytes).max(2 * shape.block_bytes);
     let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     for hole in (0..at - chunk).step_by(usize::try_from(2 * chunk).expect("small")) {
-        let make = || fallocate(&file, punch, hole, chunk - shape.block_bytes);
+        let punched = || fallocate(&file, punch, hole, chunk - shape.block_bytes);
         // A hole may take a block for the tree of extents, and freed blocks can be taken only when
         // the log has them.
-        let made = make().or_else(|error| match error {
+        let hole = punched().or_else(|error| match error {
             Errno::NOSPC => {
                 sync(dir);
-                make()
+                punched()
             }
             other => Err(other),
         });
-        made.expect("a hole");
+        hole.expect("a hole");
     }
     sync(dir);
     // The kernel holds back up to 8 % of the volume. That space is in one piece, and could be taken
