@@ -115,7 +115,7 @@ impl<'a> XfsTreeCursor<'a> {
             let buffer = self.read(at)?;
             let mut step = PathStep { buffer, index: 0, end };
             let block = self.view(&step.buffer);
-            Self::check(&step, &block, level, first)?;
+            check(&step, &block, level, first)?;
             if let Some(key) = key {
                 step.index = floor(&block, key);
             }
@@ -132,37 +132,6 @@ impl<'a> XfsTreeCursor<'a> {
             self.path.push(step);
             level -= 1;
         }
-    }
-
-    /// Proves that a block is the child that its parent means.
-    fn check(
-        step: &PathStep,
-        block: &XfsBtreeBlock<'_>,
-        level: u32,
-        first: Option<XfsSearchKey>,
-    ) -> Result<()> {
-        let bad = |problem| {
-            let problem = Malformed::new(Structure::BtreeBlock, problem);
-            Err(step.buffer.damaged(problem))
-        };
-        if u32::from(block.header.level) != level {
-            return bad(format!("level {level} expected, {} found", block.header.level));
-        }
-        let has_parent = first.is_some();
-        let lowest = block.key(0);
-        let highest = block.len().checked_sub(1).and_then(|last| block.key(last));
-        if has_parent && block.is_empty() {
-            return bad("it has no records, and is not the root".to_owned());
-        }
-        if first > lowest && has_parent {
-            return bad("its first key is below the one that its parent has".to_owned());
-        }
-        if let (Some(highest), Some(end)) = (highest, step.end)
-            && highest >= end
-        {
-            return bad("its last key is not below the next one of its parent".to_owned());
-        }
-        Ok(())
     }
 
     fn read(&self, at: FsBlock) -> Result<Arc<XfsBuffer>> {
@@ -199,6 +168,37 @@ impl<'a> XfsTreeCursor<'a> {
 /// The key of a place in a file.
 pub(crate) fn file_key(at: FileBlock) -> XfsSearchKey {
     XfsSearchKey([at.0, 0, 0])
+}
+
+/// Proves that a block is the child that its parent means.
+fn check(
+    step: &PathStep,
+    block: &XfsBtreeBlock<'_>,
+    level: u32,
+    first: Option<XfsSearchKey>,
+) -> Result<()> {
+    let bad = |problem| {
+        let problem = Malformed::new(Structure::BtreeBlock, problem);
+        Err(step.buffer.damaged(problem))
+    };
+    if u32::from(block.header.level) != level {
+        return bad(format!("level {level} expected, {} found", block.header.level));
+    }
+    let has_parent = first.is_some();
+    let lowest = block.key(0);
+    let highest = block.len().checked_sub(1).and_then(|last| block.key(last));
+    if has_parent && block.is_empty() {
+        return bad("it has no records, and is not the root".to_owned());
+    }
+    if first > lowest && has_parent {
+        return bad("its first key is below the one that its parent has".to_owned());
+    }
+    if let (Some(highest), Some(end)) = (highest, step.end)
+        && highest >= end
+    {
+        return bad("its last key is not below the next one of its parent".to_owned());
+    }
+    Ok(())
 }
 
 /// The last entry of a block whose key is at most `key`, or the first one.
