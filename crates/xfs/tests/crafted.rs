@@ -123,7 +123,7 @@ impl CraftedVolume {
             let is_hash = |hash: &[u8], letter| hash[..4] == [0, 0, 0, letter];
             let hashes =
                 |at: &usize| is_hash(&block[*at..], b'a') && is_hash(&block[*at + 8..], b'b');
-            let at = (0..BLOCK_LEN - 16).step_by(8).filter(hashes).next_back().unwrap();
+            let at = (0..BLOCK_LEN - 16).step_by(8).rfind(hashes).unwrap();
             block[at + 11] = name;
         });
     }
