@@ -38,8 +38,8 @@ impl<'a> ShortXattrs<'a> {
         Ok(Self { list })
     }
 
-    /// The attributes of a fork that [`parse`](Self::parse) has accepted before. Another one may give
-    /// wrong attributes, or none.
+    /// The attributes of a fork that [`parse`](Self::parse) has accepted before. Another one may
+    /// give wrong attributes, or none.
     pub fn view(fork: &'a [u8]) -> impl Iterator<Item = XfsXattr<'a>> {
         let total = u16_at(fork, 0).unwrap_or(0);
         let mut rest = fork.get(HEADER..total).unwrap_or(&[]);

@@ -17,8 +17,8 @@ pub struct ShortDir<'a> {
     pub entries: Vec<XfsDirEntry<'a>>,
 }
 
-/// A directory in short form that [`ShortDir::parse`] has accepted before. Other bytes may give wrong
-/// entries, or none.
+/// A directory in short form that [`ShortDir::parse`] has accepted before. Other bytes may give
+/// wrong entries, or none.
 #[derive(Clone, Copy, Debug)]
 pub struct ShortDirView<'a> {
     /// The directory above.
