@@ -46,6 +46,11 @@ pub(crate) fn are_xfsprogs_missing() -> bool {
     XfsProgs::newest().is_none_or(|progs| progs.version() < XFSPROGS_AT_LEAST)
 }
 
+/// Whether the keys that sign Debian's packages are missing, as on Ubuntu.
+pub(crate) fn are_keys_missing() -> bool {
+    !Path::new(KEYS).exists()
+}
+
 /// What [`keep_xfsprogs`] does, in words.
 pub(crate) fn xfsprogs_change() -> String {
     let place = kept_xfsprogs();
@@ -54,7 +59,7 @@ pub(crate) fn xfsprogs_change() -> String {
 
 /// Unpacks the packages and writes the scripts.
 pub(crate) fn keep_xfsprogs() -> Result {
-    if !Path::new(KEYS).exists() {
+    if are_keys_missing() {
         return Err(format!("{KEYS} is missing: apt-get install debian-archive-keyring"));
     }
     let place = kept_xfsprogs();
@@ -89,6 +94,8 @@ fn apt_get(packages: &Path, args: &[&str]) -> Result {
         "Dir::State::status=/dev/null".to_owned(),
         format!("Dir::Cache={place}"),
         "APT::Sandbox::User=root".to_owned(),
+        // Without it, an update without a network succeeds.
+        "APT::Update::Error-Mode=any".to_owned(),
     ];
     let chdir = format!("--chdir={place}");
     let options: Vec<_> = options.iter().flat_map(|option| ["-o", option]).collect();

@@ -134,6 +134,9 @@ fn missing(is_styled: bool, is_judged: bool) -> Vec<Missing> {
         missing.push(Missing::Progs);
     }
     if beside::are_xfsprogs_missing() {
+        if beside::are_keys_missing() {
+            missing.push(Missing::Tool("Debian's key ring", "debian-archive-keyring"));
+        }
         missing.push(Missing::XfsProgs);
     }
     let programs = target_dir().join("tools/bin");
