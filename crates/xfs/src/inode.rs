@@ -17,7 +17,7 @@ use offshoot_xfs_format::inode::{
     XfsFork, XfsInode, XfsInodeCore, XfsInodeFlags, XfsTime, device_number, file_type,
 };
 use offshoot_xfs_format::record::{CHUNK_INODES, XfsInodeChunk};
-use offshoot_xfs_format::{AgBlock, AgIno, AgNumber, BasicBlock, Ino, XfsGeometry};
+use offshoot_xfs_format::{AgBlock, AgNumber, BasicBlock, Ino, XfsGeometry};
 use quick_cache::Weighter;
 use quick_cache::sync::Cache;
 
@@ -87,15 +87,14 @@ impl XfsInodes {
 /// Reads an inode; `None` when it is not in use.
 fn load(buffers: &XfsBuffers, ino: Ino) -> Result<Option<LoadedInode>> {
     let geometry = buffers.geometry();
-    let Some((ag, block, index)) = geometry.locate(ino) else { return Ok(None) };
-    if !geometry.is_usable(ag, block) {
+    let (Some((ag, inode)), Some(at)) = (geometry.split_ino(ino), geometry.inode_offset(ino))
+    else {
         return Ok(None);
-    }
-    let inode = AgIno(block.0 << geometry.inodes_per_block_log() | index);
+    };
     let Some(chunk) = group::chunk_in_use(buffers, ag, inode)? else { return Ok(None) };
+    let block = AgBlock(inode.0 >> geometry.inodes_per_block_log());
     let run = cluster(geometry, ag, block, &chunk);
     let buffer = buffers.read(&[run], BufferRole::InodeCluster)?;
-    let at = geometry.place(ag, block).bytes() + (u64::from(index) << geometry.inode_log);
     let inside = usize::try_from(at - run.at.bytes()).unwrap_or(usize::MAX);
     let bytes = buffer.bytes().get(inside..).and_then(|rest| rest.get(..geometry.inode_size()));
     let place = BasicBlock(at / BASIC_BLOCK);

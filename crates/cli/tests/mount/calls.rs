@@ -260,7 +260,7 @@ impl MountCalls<'_> {
         self.write("setid/file", b"data");
         self.stat("setid/file");
         for bits in [0o6755, 0o6745, 0o6777, 0o6766, 0o2766] {
-            // The third is the user who changes the file, whose group has the same number.
+            // The third number is that of the user that changes the file, and of its group.
             for (owner, group, user) in [
                 (0, 0, 0),
                 (1000, 1000, 1000),
