@@ -8,7 +8,7 @@
 //!
 //! ```text
 //!            takes a long request and leaves no thread at the device
-//!            none is there at a tick                                       ┌───────────┐
+//!            none is there at a tick, and some are stuck                   ┌───────────┐
 //!   ┌─────────┐  no idle thread: a new one starts  ┌─────────────────┐ <──  │ parked    │
 //!   │ started │ ─────────────────────────────────> │ at the device   │      │ or ended, │
 //!   └─────────┘                                    │ or answers      │ ──>  │ if enough │
@@ -18,10 +18,12 @@
 //!
 //! A thread that takes a request that may wait for the disk calls another at once. Most other
 //! requests take some 10 us, less than a call, but each may wait for the disk or for space. So a
-//! guard looks once in a [`TICK`] whether a thread is at the device. It sleeps while no thread
-//! takes the last place there.
+//! guard counts for a [`TICK`] the threads that come back to the device. If none is there in the
+//! end, and fewer came back than may wait there, the others are stuck, and the guard calls one
+//! more. Threads that answer short requests all come back, and more of them would only wake each
+//! other. The guard sleeps while no thread takes the last place at the device.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
@@ -38,6 +40,8 @@ pub(crate) struct IdleThreads {
     /// A thread left no other at the device since the guard looked.
     is_short: AtomicBool,
     guard_sleeps: AtomicBool,
+    /// The threads that came back to the device in this tick, a bit for each.
+    came_back: AtomicU64,
 }
 
 #[derive(Default)]
@@ -59,6 +63,7 @@ impl IdleThreads {
             guard_called: Condvar::new(),
             is_short: AtomicBool::new(false),
             guard_sleeps: AtomicBool::new(false),
+            came_back: AtomicU64::new(0),
         }
     }
 
@@ -99,22 +104,34 @@ impl IdleThreads {
         }
     }
 
-    /// The guard waits until no thread may have been at the device for a [`TICK`]. Returns `false`
-    /// if the mount has ended.
-    pub(crate) fn wait_until_short(&self) -> bool {
+    /// Notes that the thread with this number is back at the device. Two threads whose numbers
+    /// differ by 64 count as one, so that the guard may call one too many.
+    pub(crate) fn note_return(&self, thread: usize) {
+        let bit = 1 << (thread % 64);
+        if self.came_back.load(Ordering::Relaxed) & bit == 0 {
+            self.came_back.fetch_or(bit, Ordering::Relaxed);
+        }
+    }
+
+    /// The guard waits until no thread may have been at the device, and for a [`TICK`] from then
+    /// on. Returns how many threads came back to the device in that time; `None` if the mount has
+    /// ended.
+    pub(crate) fn wait_until_short(&self) -> Option<usize> {
         let mut state = self.state.lock();
         self.guard_sleeps.store(true, Ordering::SeqCst);
         while !self.is_short.load(Ordering::SeqCst) && !state.has_ended {
             self.guard_called.wait(&mut state);
         }
         self.guard_sleeps.store(false, Ordering::SeqCst);
+        self.came_back.store(0, Ordering::Relaxed);
         if !state.has_ended {
             self.guard_called.wait_for(&mut state, TICK);
         }
         // A note that comes later is seen at the next call: the caller looks at the number of
         // waiting threads after this.
         self.is_short.swap(false, Ordering::SeqCst);
-        !state.has_ended
+        let came_back = self.came_back.load(Ordering::Relaxed).count_ones() as usize;
+        (!state.has_ended).then_some(came_back)
     }
 
     /// Ends all parked threads and the guard.
@@ -154,7 +171,18 @@ mod tests {
         idle.end();
         let called = parked.into_iter().filter_map(|parked| parked.join().ok());
         assert_eq!(called.filter(|is_called| *is_called).count(), 1);
-        assert!(!idle.park() && !idle.call() && !idle.wait_until_short(), "the mount has ended");
+        assert!(!idle.park() && !idle.call(), "the mount has ended");
+        assert_eq!(idle.wait_until_short(), None);
+    }
+
+    /// Each thread that came back counts once.
+    #[test]
+    fn threads_that_came_back_count_once() {
+        let idle = IdleThreads::new(0);
+        for thread in [1, 2, 1, 65] {
+            idle.note_return(thread);
+        }
+        assert_eq!(idle.came_back.load(Ordering::Relaxed), 0b110);
     }
 
     /// The guard misses no note, whether it sleeps or not.
@@ -162,7 +190,7 @@ mod tests {
     fn the_guard_misses_no_note() {
         let idle = Arc::new(IdleThreads::new(0));
         let noting = idle.clone();
-        let guard = thread::spawn(move || (0..20).all(|_| idle.wait_until_short()));
+        let guard = thread::spawn(move || (0..20).all(|_| idle.wait_until_short().is_some()));
         while !guard.is_finished() {
             noting.note_short();
             thread::sleep(TICK / 4);

@@ -105,6 +105,8 @@ struct Pool {
     /// in turns.
     ways: Vec<Arc<OwnedFd>>,
     next_way: AtomicUsize,
+    /// How many threads of `/dev/fuse` were started, which numbers them.
+    started: AtomicUsize,
     look: Option<SharedLook>,
     mounter: Arc<dyn Mounter>,
     /// The number of threads of `/dev/fuse` that are not parked; `waiting` of them wait for a
@@ -141,6 +143,7 @@ impl Server {
         let pool = Arc::new(Pool {
             ways: (0..waiting).map(|_| device::another(&device)).collect(),
             next_way: AtomicUsize::new(0),
+            started: AtomicUsize::new(0),
             look: SharedLook::new(&device),
             dispatcher: Dispatcher::new(fs, options, device.clone()),
             device,
@@ -354,11 +357,17 @@ impl Pool {
         }
     }
 
-    /// Gets one more thread to the device whenever none waits there.
+    /// Gets one more thread to the device whenever none waits there and some are stuck.
     fn guard(self: &Arc<Self>, errors: &Sender<io::Error>) {
-        while self.idle.wait_until_short() {
-            if self.waiting.load(Ordering::Relaxed) == 0 {
+        while let Some(came_back) = self.idle.wait_until_short() {
+            if self.waiting.load(Ordering::Relaxed) > 0 {
+                continue;
+            }
+            if came_back < self.ways.len() {
                 self.add(errors);
+            } else {
+                // They may be stuck since they came back.
+                self.idle.note_short();
             }
         }
     }
@@ -405,7 +414,9 @@ impl Pool {
         mut channel: DeviceChannel,
         errors: &Sender<io::Error>,
     ) -> io::Result<()> {
+        let number = self.started.fetch_add(1, Ordering::Relaxed);
         loop {
+            self.idle.note_return(number);
             self.waiting.fetch_add(1, Ordering::Relaxed);
             let received = self.receive(&mut channel);
             let is_last = self.waiting.fetch_sub(1, Ordering::Relaxed) == 1;
