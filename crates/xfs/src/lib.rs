@@ -1,13 +1,15 @@
 //! The XFS engine: real XFS volumes, without root and without the kernel.
 //!
 //! An [`XfsVolume`] is opened from its device and read through the
-//! [`FileSystem`](offshoot_vfs::FileSystem) trait, by many threads at once. It is not written.
+//! [`FileSystem`](offshoot_vfs::FileSystem) trait, by many threads at once. It is not written;
+//! [`mkfs_xfs`] makes an empty one.
 //!
 //! The modules are the rooms of the engine, from the top down. A room calls only the rooms below
 //! it.
 //!
 //! | module | what it does |
 //! |---|---|
+//! | `mkfs` | makes volumes |
 //! | `filesystem` | an open volume behind the `vfs` trait |
 //! | `volume` | opens: superblock, obstacles, the state of the log |
 //! | `dir`, `attr`, `symlink`, `data` | names, extended attributes, targets of links, contents |
@@ -27,6 +29,7 @@ mod dir;
 mod filesystem;
 mod group;
 mod inode;
+mod mkfs;
 mod options;
 mod remote;
 mod report;
@@ -34,5 +37,6 @@ mod symlink;
 mod volume;
 
 pub use filesystem::XfsVolume;
+pub use mkfs::{XfsMkfsFeatures, XfsMkfsOptions, XfsStripe, mkfs_xfs};
 pub use options::XfsOptions;
 pub use report::{XFS_EVENT_TARGETS, XfsReport, XfsReporter};

@@ -15,7 +15,7 @@ use offshoot_btrfs_format::superblock::{
     MAGIC, RootBackup, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, SuperblockItem,
 };
 use offshoot_btrfs_format::{Physical, TreeId};
-use offshoot_device::BlockDevice;
+use offshoot_device::{BlockDevice, wipe_signatures};
 use offshoot_vfs::{Error, Result};
 use zerocopy::FromZeros;
 
@@ -23,10 +23,6 @@ use super::GENERATION;
 use super::layout::Layout;
 use super::options::VolumeSpec;
 use super::trees::{NewTrees, device_item};
-use crate::space::RESERVED_BYTES;
-
-/// The size of a read and of a write when a device is wiped, in bytes.
-const WIPE_PIECE: u64 = 64 << 10;
 
 /// The flag of a superblock that a commit wrote.
 const SUPER_FLAG_WRITTEN: u64 = 1;
@@ -39,7 +35,8 @@ pub(super) fn volume(
     trees: &NewTrees,
 ) -> Result<()> {
     for device in devices {
-        wipe(&**device)?;
+        wipe_signatures(&**device)
+            .map_err(|e| Error::io(format!("{}: wiping", device.name()), e))?;
     }
     flush(devices)?;
     write_blocks(devices, spec, layout, trees)?;
@@ -60,36 +57,6 @@ pub(super) fn volume(
 fn superblock_places(total_bytes: u64) -> impl DoubleEndedIterator<Item = u64> {
     let fits = move |place: &u64| place + SUPERBLOCK_SIZE as u64 <= total_bytes;
     SUPERBLOCK_OFFSETS.into_iter().filter(fits)
-}
-
-/// Zeroes everything that a program could recognise as other contents: both ends, where all kinds
-/// of volumes have their signatures, and the superblocks of an old btrfs.
-fn wipe(device: &dyn BlockDevice) -> Result<()> {
-    let size = device.size_bytes();
-    let end = RESERVED_BYTES.min(size);
-    wipe_range(device, 0, end)?;
-    wipe_range(device, size.saturating_sub(RESERVED_BYTES).max(end), size)?;
-    for place in superblock_places(size) {
-        wipe_range(device, place, place + SUPERBLOCK_SIZE as u64)?;
-    }
-    Ok(())
-}
-
-fn wipe_range(device: &dyn BlockDevice, start: u64, end: u64) -> Result<()> {
-    let mut at = start;
-    while at < end {
-        let len = WIPE_PIECE.min(end - at);
-        let mut bytes = vec![0; usize::try_from(len).expect("a piece is small")];
-        device
-            .read_at(at, &mut bytes)
-            .map_err(|e| Error::io(format!("{}: reading at {at}", device.name()), e))?;
-        if bytes.iter().any(|&byte| byte != 0) {
-            bytes.fill(0);
-            write(device, at, &bytes)?;
-        }
-        at += len;
-    }
-    Ok(())
 }
 
 fn write_blocks(

@@ -1,19 +1,17 @@
-//! Recognises the contents of a device that is in use.
+//! Recognises the contents of a device that is in use, and wipes them.
 //!
-//! Without `force`, `mkfs` refuses a device with the signature of something that people keep. The
+//! Without `force`, a program that makes volumes refuses a device with the signature of something that people keep. The
 //! table has what is found on disks and images today: filesystems, volume managers, encryption,
 //! swap, partition tables. Like every such table it is no guarantee.
 //!
-//! Some signatures are two bytes long, and text or a program may have them by chance. `mkfs`
-//! refuses these too, because users can force it. A program that copies a plain file over another
+//! Some signatures are two bytes long, and text or a program may have them by chance. A program
+//! that makes volumes refuses these too, because users can force it. A program that copies a plain file over another
 //! one asks for [`Occupant::is_certain`]: then the fields beside the signature also have values
 //! that such a filesystem has.
 
 use std::io;
 
-use offshoot_btrfs_format::superblock::{MAGIC, SUPERBLOCK_OFFSETS};
-use offshoot_device::BlockDevice;
-use offshoot_vfs::{Errno, Error, Result};
+use crate::BlockDevice;
 
 /// Bytes at an offset, and the name of the structure that has them there.
 struct Signature {
@@ -28,6 +26,19 @@ const fn signature(what: &'static str, offset: u64, bytes: &'static [u8]) -> Sig
 
 /// The offset of the magic in a superblock of btrfs, in bytes.
 const BTRFS_MAGIC_AT: u64 = 64;
+
+/// The magic of btrfs.
+const BTRFS_MAGIC: [u8; 8] = *b"_BHRfS_M";
+
+/// Where the superblocks of btrfs are, in bytes, and their size.
+const BTRFS_SUPERBLOCKS: [u64; 3] = [64 << 10, 64 << 20, 256 << 30];
+const BTRFS_SUPERBLOCK_BYTES: u64 = 4096;
+
+/// The bytes at both ends of a device that [`wipe_signatures`] zeroes.
+const WIPED_ENDS: u64 = 1 << 20;
+
+/// The size of a read and of a write when a device is zeroed, in bytes.
+const ZEROED_PIECE: usize = 64 << 10;
 
 /// Filesystems with a short signature, and the sector that ends with one.
 const EXT: &str = "ext2, ext3 or ext4";
@@ -46,7 +57,7 @@ const MINIX_3_AT: u64 = SUPERBLOCK_AT + 24;
 /// others. Copies of a btrfs superblock may survive after another filesystem is made, so they come
 /// last.
 const SIGNATURES: [Signature; 44] = [
-    signature("btrfs", SUPERBLOCK_OFFSETS[0] + BTRFS_MAGIC_AT, &MAGIC),
+    signature("btrfs", BTRFS_SUPERBLOCKS[0] + BTRFS_MAGIC_AT, &BTRFS_MAGIC),
     signature(EXT, 1024 + 56, &[0x53, 0xef]),
     signature("XFS", 0, b"XFSB"),
     signature("F2FS", 1024, &[0x10, 0x20, 0xf5, 0xf2]),
@@ -88,8 +99,8 @@ const SIGNATURES: [Signature; 44] = [
     signature("a VHDX image", 0, b"vhdxfile"),
     signature("a VMDK image", 0, b"KDMV"),
     signature(BOOT_SECTOR, 510, &[0x55, 0xaa]),
-    signature("btrfs", SUPERBLOCK_OFFSETS[1] + BTRFS_MAGIC_AT, &MAGIC),
-    signature("btrfs", SUPERBLOCK_OFFSETS[2] + BTRFS_MAGIC_AT, &MAGIC),
+    signature("btrfs", BTRFS_SUPERBLOCKS[1] + BTRFS_MAGIC_AT, &BTRFS_MAGIC),
+    signature("btrfs", BTRFS_SUPERBLOCKS[2] + BTRFS_MAGIC_AT, &BTRFS_MAGIC),
 ];
 
 const MD_RAID: [u8; 4] = 0xa92b_4efc_u32.to_le_bytes();
@@ -205,19 +216,44 @@ fn is_boot_sector(fields: &[u8; 520]) -> bool {
         || (has_jump && matches!(sector_bytes, 512 | 1024 | 2048 | 4096))
 }
 
-/// Fails if the device has known contents.
+/// Zeroes everything by which a program could recognise what a device held: both ends, where all
+/// kinds of volumes have their signatures, and the superblocks of btrfs.
 ///
 /// # Errors
-/// `EEXIST` with the name of the contents.
-pub(super) fn refuse_used(device: &dyn BlockDevice) -> Result<()> {
-    let read_at = |offset, buf: &mut [u8]| device.read_at(offset, buf);
-    let found = occupant(device.size_bytes(), read_at)
-        .map_err(|e| Error::io(format!("{}: reading what it holds", device.name()), e))?;
-    let Some(Occupant { what, .. }) = found else { return Ok(()) };
-    Err(Error::posix(
-        Errno::EXIST,
-        format!("{} holds {what}, which is only overwritten by force", device.name()),
-    ))
+/// Those of the device.
+pub fn wipe_signatures(device: &dyn BlockDevice) -> io::Result<()> {
+    let size = device.size_bytes();
+    let end = WIPED_ENDS.min(size);
+    zero_range(device, 0, end)?;
+    zero_range(device, size.saturating_sub(WIPED_ENDS).max(end), size)?;
+    for start in BTRFS_SUPERBLOCKS {
+        let end = start + BTRFS_SUPERBLOCK_BYTES;
+        if end <= size {
+            zero_range(device, start, end)?;
+        }
+    }
+    Ok(())
+}
+
+/// Zeroes the bytes from `start` to `end`. It writes only pieces that are not zero already, so an
+/// image stays as sparse as it was.
+///
+/// # Errors
+/// Those of the device.
+pub fn zero_range(device: &dyn BlockDevice, start: u64, end: u64) -> io::Result<()> {
+    static ZEROS: [u8; ZEROED_PIECE] = [0; ZEROED_PIECE];
+    let mut bytes = vec![0; ZEROED_PIECE];
+    let mut at = start;
+    while at < end {
+        let len = usize::try_from(end - at).map_or(ZEROED_PIECE, |rest| rest.min(ZEROED_PIECE));
+        let (piece, zeros) = (&mut bytes[..len], &ZEROS[..len]);
+        device.read_at(at, piece)?;
+        if piece != zeros {
+            device.write_at(at, zeros)?;
+        }
+        at += len as u64;
+    }
+    Ok(())
 }
 
 #[cfg(test)]
