@@ -83,7 +83,8 @@ fn refuse_used(device: &dyn BlockDevice) -> Result<()> {
     let found = occupant(device.size_bytes(), |offset, buf| device.read_at(offset, buf))
         .map_err(|e| Error::io(format!("{}: reading what it holds", device.name()), e))?;
     let Some(found) = found else { return Ok(()) };
-    let what = format!("{} holds {}, which is only overwritten by force", device.name(), found.what);
+    let what =
+        format!("{} holds {}, which is only overwritten by force", device.name(), found.what);
     Err(Error::posix(Errno::EXIST, what))
 }
 

@@ -242,11 +242,12 @@ pub fn wipe_signatures(device: &dyn BlockDevice) -> io::Result<()> {
 /// Those of the device.
 pub fn zero_range(device: &dyn BlockDevice, start: u64, end: u64) -> io::Result<()> {
     static ZEROS: [u8; ZEROED_PIECE] = [0; ZEROED_PIECE];
-    let mut bytes = vec![0; ZEROED_PIECE];
+    let mut bytes = Vec::new();
     let mut at = start;
     while at < end {
         let len = usize::try_from(end - at).map_or(ZEROED_PIECE, |rest| rest.min(ZEROED_PIECE));
-        let (piece, zeros) = (&mut bytes[..len], &ZEROS[..len]);
+        bytes.resize(len, 0);
+        let (piece, zeros) = (&mut bytes[..], &ZEROS[..len]);
         device.read_at(at, piece)?;
         if piece != zeros {
             device.write_at(at, zeros)?;

@@ -77,7 +77,7 @@ impl XfsMkfsFeatures {
     /// `EINVAL` for an unknown name; [`Error::Unsupported`] for a feature that this engine cannot
     /// make, or make without.
     pub fn apply(&mut self, list: &str) -> Result<()> {
-        let mut names_counts = false;
+        let (mut leaves_out_finobt, mut names_counts) = (false, false);
         for word in list.split(',').filter(|word| !word.is_empty()) {
             let (name, on) = word.strip_prefix('^').map_or((word, true), |name| (name, false));
             let Some((_, meaning)) = NAMES.iter().find(|(known, _)| *known == name) else {
@@ -95,9 +95,10 @@ impl XfsMkfsFeatures {
                 XfsFeatureMeaning::NotWritten if on => return Err(not_written(name)),
                 XfsFeatureMeaning::Always | XfsFeatureMeaning::NotWritten => {}
             }
+            leaves_out_finobt |= name == "finobt" && !on;
             names_counts |= name == "inobtcount";
         }
-        if !self.ro_compat.contains(XfsRoCompat::FINOBT) && !names_counts {
+        if leaves_out_finobt && !names_counts {
             self.ro_compat.remove(XfsRoCompat::INOBTCNT);
         }
         Ok(())

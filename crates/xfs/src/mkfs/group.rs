@@ -92,7 +92,7 @@ impl NewXfsGroup {
     fn place_of_chunk(&self, layout: &NewXfsLayout) -> GroupBlocks {
         let count = CHUNK_INODES.div_ceil(layout.fields.inopblock.get().into());
         let (chunk, unit) = (layout.fields.inoalignmt.get(), layout.fields.unit.get());
-        let is_striped = chunk > 0 && unit > 0 && unit.is_multiple_of(chunk);
+        let is_striped = chunk > 1 && unit > 0 && unit.is_multiple_of(chunk);
         let alignment = if is_striped { unit } else { chunk.max(1) };
         let at = |alignment: u32| {
             self.free.iter().find_map(|run| {
@@ -231,7 +231,8 @@ impl NewXfsGroup {
         let free_list = Agfl { lsn: None, blocks }.encode(geometry, self.ag);
 
         let sector = geometry.sector_size();
-        let mut bytes = Vec::with_capacity(geometry.header_blocks() as usize * geometry.block_size());
+        let mut bytes =
+            Vec::with_capacity(geometry.header_blocks() as usize * geometry.block_size());
         let mut first = vec![0; sector];
         agf.write(&mut first, geometry);
         let mut second = vec![0; sector];
@@ -243,10 +244,8 @@ impl NewXfsGroup {
 
     /// The records of a tree, as they are stored.
     fn records(&self, layout: &NewXfsLayout, tree: XfsTree) -> Vec<u8> {
-        let free_record = |run: &GroupBlocks| XfsFreeExtent {
-            start: run.start.into(),
-            count: run.count.into(),
-        };
+        let free_record =
+            |run: &GroupBlocks| XfsFreeExtent { start: run.start.into(), count: run.count.into() };
         match tree {
             XfsTree::FreeByBlock => bytes_of(self.free.iter().map(free_record)),
             XfsTree::FreeBySize => {
@@ -292,7 +291,9 @@ impl NewXfsGroup {
                 fill(&mut core, index, layout, options);
             }
             if index == 0 {
-                let fork = ShortDir { parent: ino, entries: Vec::new() }.encode(geometry).map_err(malformed)?;
+                let fork = ShortDir { parent: ino, entries: Vec::new() }
+                    .encode(geometry)
+                    .map_err(malformed)?;
                 core.size = (fork.len() as u64).into();
                 let place = inode.get_mut(XfsInodeCore::len(geometry)..);
                 place

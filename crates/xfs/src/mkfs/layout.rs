@@ -60,9 +60,8 @@ impl NewXfsLayout {
     /// The layout of a volume on `device`.
     pub(super) fn of(options: &XfsMkfsOptions, device: &dyn BlockDevice) -> Result<Self> {
         let device_sector = device.logical_sector_bytes().unwrap_or(512);
-        let device_sector = u32::try_from(device_sector).map_err(|_| {
-            invalid(format!("{}: sectors of {device_sector} bytes", device.name()))
-        })?;
+        let device_sector = u32::try_from(device_sector)
+            .map_err(|_| invalid(format!("{}: sectors of {device_sector} bytes", device.name())))?;
         let sector = options.sector_size.unwrap_or(device_sector);
         options.verify(sector, device_sector)?;
         let block = u64::from(options.block_size);
@@ -73,14 +72,16 @@ impl NewXfsLayout {
         let log = NewXfsLog { geometry: &geometry, sizes: &sizes, unit: log_unit / block };
         let log_blocks = log.blocks(options, &levels)?;
         let ag = AgNumber(geometry.ag_count / 2);
-        let start = u64::from(roots_end(&geometry)).next_multiple_of(log.alignment());
-        let start = AgBlock(narrow(start)?);
-        geometry.log_start = geometry.fs_block(ag, start);
+        // `mkfs.xfs` aligns the number, not the place. Units that are no powers of two then differ.
+        let first = geometry.fs_block(ag, AgBlock(roots_end(&geometry)));
+        geometry.log_start = FsBlock(first.0.next_multiple_of(log.alignment()));
         geometry.log_blocks = narrow(log_blocks)?;
         let fields = fields(options, &geometry, &sizes, log_unit)?;
         // The parser proves what the rest of the engine relies on.
         let proved = XfsSuperblock::parse(&fields.encode()).map_err(malformed)?;
-        Ok(Self { fields, geometry: proved.geometry, levels, log: (ag, start) })
+        let geometry = proved.geometry;
+        let log = geometry.split(geometry.log_start).ok_or_else(too_large)?;
+        Ok(Self { fields, geometry, levels, log })
     }
 }
 
@@ -219,14 +220,14 @@ impl NewXfsLog<'_> {
                 "a log of {blocks} blocks; in this volume it has {least} to {most}"
             )));
         }
-        if options.log_size.is_some() && self.unit > 0 && !blocks.is_multiple_of(self.unit) {
+        let alignment = self.alignment();
+        let aligned = blocks.next_multiple_of(alignment);
+        if options.log_size.is_some() && aligned != blocks {
             return Err(invalid(format!(
-                "a log of {blocks} blocks; with its stripe it is a multiple of {}",
-                self.unit
+                "a log of {blocks} blocks; on its stripe it is a multiple of {alignment}"
             )));
         }
-        let aligned = blocks.next_multiple_of(self.alignment());
-        Ok(if aligned > most { aligned - self.alignment() } else { aligned })
+        Ok(if aligned > most { aligned - alignment } else { aligned })
     }
 }
 

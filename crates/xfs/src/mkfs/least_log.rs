@@ -57,7 +57,7 @@ const LEAST_BLOCKS: u64 = 512;
 
 /// A reservation, and how many of them one operation takes.
 #[derive(Clone, Copy)]
-struct LogReservation {
+struct OperationLogUse {
     bytes: u64,
     count: u64,
 }
@@ -69,7 +69,7 @@ pub(super) fn least_log_blocks(
     levels: &MostTreeLevels,
     log_stripe: u64,
 ) -> u64 {
-    let LogReservation { bytes, count } = largest(geometry, levels);
+    let OperationLogUse { bytes, count } = largest(geometry, levels);
     let is_striped = log_stripe > BASIC_BLOCK;
     let unit = unit(bytes, if log_stripe == 0 { BASIC_BLOCK } else { log_stripe });
     let basic_blocks = (unit * count).div_ceil(BASIC_BLOCK);
@@ -99,17 +99,21 @@ fn unit(reservation: u64, rounding: u64) -> u64 {
 }
 
 /// The reservation that decides.
-fn largest(geometry: &XfsGeometry, levels: &MostTreeLevels) -> LogReservation {
-    let sizes = LogSizes { geometry, levels, is_old: !geometry.layout.contains(XfsLayout::PARENTS) };
+fn largest(geometry: &XfsGeometry, levels: &MostTreeLevels) -> OperationLogUse {
+    let sizes =
+        LogSizes { geometry, levels, is_old: !geometry.layout.contains(XfsLayout::PARENTS) };
     let of_operations = sizes.operations();
-    let total = |reservation: &LogReservation| reservation.bytes * reservation.count;
+    let total = |reservation: &OperationLogUse| reservation.bytes * reservation.count;
     let [first, rest @ ..] = of_operations;
-    let most = rest.into_iter().fold(first, |most, next| {
-        if total(&next) > total(&most) { next } else { most }
-    });
+    let most = rest.into_iter().fold(
+        first,
+        |most, next| {
+            if total(&next) > total(&most) { next } else { most }
+        },
+    );
     // The kernel compares one setting of an attribute with whole operations.
     let attribute = sizes.largest_attribute();
-    if attribute > total(&most) { LogReservation { bytes: attribute, count: 3 } } else { most }
+    if attribute > total(&most) { OperationLogUse { bytes: attribute, count: 3 } } else { most }
 }
 
 /// What transactions log.
@@ -177,14 +181,14 @@ impl LogSizes<'_> {
     }
 
     /// Those of write, truncation, rename, and making a symbolic link. No other is larger.
-    fn operations(&self) -> [LogReservation; 4] {
+    fn operations(&self) -> [OperationLogUse; 4] {
         let [rename_parent, create_parent, renames, creates] =
             if self.is_old { [0, 0, 2, 3] } else { [PARENT_OF_RENAME, PARENT_OF_CREATE, 5, 6] };
         let data = self.blocks(self.levels.data);
         let write = (self.inodes(1) + data + self.sectors(3) + self.space_trees(2))
             .max(self.sectors(5) + self.space_trees(2));
-        let truncate = (self.inodes(1) + data + self.blocks(1))
-            .max(self.sectors(9) + self.space_trees(4));
+        let truncate =
+            (self.inodes(1) + data + self.blocks(1)).max(self.sectors(9) + self.space_trees(4));
         let rename = (self.inodes(5) + self.blocks(2 * self.directory()))
             .max(self.sectors(7) + self.space_trees(3));
         let chunk_tree = self.blocks(self.levels.inodes) + self.space_trees(1);
@@ -193,12 +197,10 @@ impl LogSizes<'_> {
             + self.sectors(1)
             + self.geometry.block_size() as u64
             + self.blocks(self.directory());
-        let make_chunk = self.sectors(2)
-            + self.geometry.sector_size() as u64
-            + self.space_trees(1)
-            + chunk_tree;
+        let make_chunk =
+            self.sectors(2) + self.geometry.sector_size() as u64 + self.space_trees(1) + chunk_tree;
         let create = use_inode.max(make_chunk) + free_chunk_tree;
-        let reservation = |bytes, count| LogReservation { bytes: QUOTAS + bytes, count };
+        let reservation = |bytes, count| OperationLogUse { bytes: QUOTAS + bytes, count };
         [
             reservation(write, self.data_steps()),
             reservation(truncate, self.data_steps()),

@@ -7,7 +7,8 @@ use offshoot_xfs_format::geometry::XfsLayout;
 use offshoot_xfs_format::record::CHUNK_INODES;
 
 /// The most extents of a data fork and of an attribute fork, with `nrext64` and without.
-const MOST_EXTENTS: [(u64, u64); 2] = [((1 << 48) - 1, (1 << 32) - 1), ((1 << 31) - 1, (1 << 15) - 1)];
+const MOST_EXTENTS: [(u64, u64); 2] =
+    [((1 << 48) - 1, (1 << 32) - 1), ((1 << 31) - 1, (1 << 15) - 1)];
 
 /// The entries of a root in an inode that count: the least that a data fork and an attribute fork
 /// hold.

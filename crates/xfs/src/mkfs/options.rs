@@ -135,7 +135,10 @@ impl XfsMkfsOptions {
         let least = block.max(LEAST_DIR_BLOCK);
         power_of_two("directory block", self.dir_block_size(), least..=64 << 10)?;
         if let Some(XfsStripe { unit, width }) = self.stripe
-            && (unit == 0 || !unit.is_multiple_of(block) || !width.is_multiple_of(unit) || width == 0)
+            && (unit == 0
+                || !unit.is_multiple_of(block)
+                || !width.is_multiple_of(unit)
+                || width == 0)
         {
             return Err(invalid(format!(
                 "a stripe of units of {unit} and a width of {width}; the unit is a multiple of the \
