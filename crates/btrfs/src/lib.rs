@@ -71,7 +71,6 @@ pub use filesystem::{BtrfsVolume, Filesystem};
 pub use inode::Rooms;
 pub use log::{LogTree, LostLog};
 pub use mkfs::{MkfsFeatures, MkfsOptions, mkfs};
-pub use offshoot_device::{Occupant, occupant, occupant_at};
 // Programs have no use for this: only the feature `measure` has methods that change it.
 #[doc(hidden)]
 pub use options::Mechanisms;

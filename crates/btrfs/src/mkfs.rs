@@ -40,7 +40,8 @@ mod write;
 use std::sync::Arc;
 
 use offshoot_btrfs_format::Generation;
-use offshoot_device::{BlockDevice, occupant};
+use offshoot_device::BlockDevice;
+use offshoot_kit::new_volume;
 use offshoot_vfs::{Errno, Error, Result};
 use uuid::Uuid;
 
@@ -71,21 +72,11 @@ pub fn mkfs(devices: &[Arc<dyn BlockDevice>], options: &MkfsOptions) -> Result<U
     let trees = NewTrees::of(&spec, &layout)?;
     if !options.is_forced {
         for device in devices {
-            refuse_used(&**device)?;
+            new_volume::refuse_used(&**device)?;
         }
     }
     write::volume(devices, &spec, &layout, &trees)?;
     Ok(spec.fsid)
-}
-
-/// Fails if the device has known contents.
-fn refuse_used(device: &dyn BlockDevice) -> Result<()> {
-    let found = occupant(device.size_bytes(), |offset, buf| device.read_at(offset, buf))
-        .map_err(|e| Error::io(format!("{}: reading what it holds", device.name()), e))?;
-    let Some(found) = found else { return Ok(()) };
-    let what =
-        format!("{} holds {}, which is only overwritten by force", device.name(), found.what);
-    Err(Error::posix(Errno::EXIST, what))
 }
 
 fn invalid(what: impl Into<String>) -> Error {

@@ -12,10 +12,13 @@ mod dedupe;
 mod df;
 mod disk_info;
 mod du;
+mod dump;
 mod extract;
 mod fallocate;
 mod fattr;
+mod fields;
 mod find;
+mod info;
 mod ln;
 mod ls;
 mod lsattr;
@@ -31,6 +34,7 @@ mod touch;
 mod tree;
 mod trim;
 mod truncate;
+mod xfs;
 
 use std::io::Write;
 use std::sync::Arc;
@@ -55,7 +59,7 @@ pub(crate) fn run_to(verb: &Verb, out: &mut dyn Write, console: &Arc<Console>) -
 
 fn run(verb: &Verb, out: &mut dyn Write, console: &Arc<Console>) -> Result {
     match verb {
-        Verb::Info(arguments) => btrfs::info::run(arguments, out, console),
+        Verb::Info(arguments) => info::run(arguments, out, console),
         Verb::Ls(arguments) => ls::run(arguments, out, console),
         Verb::Stat(arguments) => stat::run(arguments, out, console),
         Verb::Find(arguments) => find::run(arguments, out, console),
@@ -91,7 +95,7 @@ fn run(verb: &Verb, out: &mut dyn Write, console: &Arc<Console>) -> Result {
         Verb::Trim(arguments) => trim::run(arguments, out, console),
         Verb::Scrub(arguments) => btrfs::scrub::run(arguments, out, console),
         Verb::Subvolume(verb) => btrfs::subvolume::run(verb, out, console),
-        Verb::Dump(verb) => btrfs::dump::run(verb, out, console),
+        Verb::Dump(verb) => dump::run(verb, out, console),
         Verb::Rescue(verb) => btrfs::rescue::run(verb, out, console),
         Verb::Bench(verb) => btrfs::bench::run(verb, out, console),
         Verb::Completions(arguments) => completions::run(arguments, out),

@@ -1,4 +1,4 @@
-//! Recognises the contents of a device that is in use, and wipes them.
+//! Recognises the contents of a device that is in use.
 //!
 //! Without `force`, a program that makes volumes refuses a device with the signature of something that people keep. The
 //! table has what is found on disks and images today: filesystems, volume managers, encryption,
@@ -10,6 +10,7 @@
 //! that such a filesystem has.
 
 use std::io;
+use std::ops::Range;
 
 use crate::BlockDevice;
 
@@ -34,11 +35,8 @@ const BTRFS_MAGIC: [u8; 8] = *b"_BHRfS_M";
 const BTRFS_SUPERBLOCKS: [u64; 3] = [64 << 10, 64 << 20, 256 << 30];
 const BTRFS_SUPERBLOCK_BYTES: u64 = 4096;
 
-/// The bytes at both ends of a device that [`wipe_signatures`] zeroes.
+/// The bytes at both ends of a device that a new volume wipes.
 const WIPED_ENDS: u64 = 1 << 20;
-
-/// The size of a read and of a write when a device is zeroed, in bytes.
-const ZEROED_PIECE: usize = 64 << 10;
 
 /// Filesystems with a short signature, and the sector that ends with one.
 const EXT: &str = "ext2, ext3 or ext4";
@@ -216,45 +214,14 @@ fn is_boot_sector(fields: &[u8; 520]) -> bool {
         || (has_jump && matches!(sector_bytes, 512 | 1024 | 2048 | 4096))
 }
 
-/// Zeroes everything by which a program could recognise what a device held: both ends, where all
-/// kinds of volumes have their signatures, and the superblocks of btrfs.
-///
-/// # Errors
-/// Those of the device.
-pub fn wipe_signatures(device: &dyn BlockDevice) -> io::Result<()> {
-    let size = device.size_bytes();
-    let end = WIPED_ENDS.min(size);
-    zero_range(device, 0, end)?;
-    zero_range(device, size.saturating_sub(WIPED_ENDS).max(end), size)?;
-    for start in BTRFS_SUPERBLOCKS {
-        let end = start + BTRFS_SUPERBLOCK_BYTES;
-        if end <= size {
-            zero_range(device, start, end)?;
-        }
-    }
-    Ok(())
-}
-
-/// Zeroes the bytes from `start` to `end`. It writes only pieces that are not zero already, so an
-/// image stays as sparse as it was.
-///
-/// # Errors
-/// Those of the device.
-pub fn zero_range(device: &dyn BlockDevice, start: u64, end: u64) -> io::Result<()> {
-    static ZEROS: [u8; ZEROED_PIECE] = [0; ZEROED_PIECE];
-    let mut bytes = Vec::new();
-    let mut at = start;
-    while at < end {
-        let len = usize::try_from(end - at).map_or(ZEROED_PIECE, |rest| rest.min(ZEROED_PIECE));
-        bytes.resize(len, 0);
-        let (piece, zeros) = (&mut bytes[..], &ZEROS[..len]);
-        device.read_at(at, piece)?;
-        if piece != zeros {
-            device.write_at(at, zeros)?;
-        }
-        at += len as u64;
-    }
-    Ok(())
+/// The places of a device of `size_bytes` that a new volume wipes, so that no program recognises
+/// what the device held: both ends, where all kinds of volumes have their signatures, and the
+/// superblocks of btrfs.
+pub fn signature_places(size_bytes: u64) -> impl Iterator<Item = Range<u64>> {
+    let end = WIPED_ENDS.min(size_bytes);
+    let ends = [0..end, size_bytes.saturating_sub(WIPED_ENDS).max(end)..size_bytes];
+    let superblocks = BTRFS_SUPERBLOCKS.map(|start| start..start + BTRFS_SUPERBLOCK_BYTES);
+    ends.into_iter().chain(superblocks.into_iter().filter(move |place| place.end <= size_bytes))
 }
 
 #[cfg(test)]

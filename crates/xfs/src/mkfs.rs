@@ -34,7 +34,8 @@ mod levels;
 mod options;
 mod write;
 
-use offshoot_device::{BlockDevice, occupant};
+use offshoot_device::BlockDevice;
+use offshoot_kit::new_volume;
 use offshoot_vfs::{Errno, Error, Result};
 use uuid::Uuid;
 
@@ -51,24 +52,10 @@ pub use options::{XfsMkfsOptions, XfsStripe};
 pub fn mkfs_xfs(device: &dyn BlockDevice, options: &XfsMkfsOptions) -> Result<Uuid> {
     let layout = NewXfsLayout::of(options, device)?;
     if !options.is_forced {
-        refuse_used(device)?;
+        new_volume::refuse_used(device)?;
     }
     write::volume(device, options, &layout)?;
     Ok(options.uuid)
-}
-
-/// Fails if the device has known contents.
-fn refuse_used(device: &dyn BlockDevice) -> Result<()> {
-    let name = device.name();
-    let read_at = |offset, buf: &mut [u8]| device.read_at(offset, buf);
-    match occupant(device.size_bytes(), read_at) {
-        Ok(None) => Ok(()),
-        Ok(Some(found)) => Err(Error::posix(
-            Errno::EXIST,
-            format!("{name} holds {}, which is only overwritten by force", found.what),
-        )),
-        Err(error) => Err(Error::io(format!("{name}: reading what it holds"), error)),
-    }
 }
 
 fn invalid(what: impl Into<String>) -> Error {

@@ -16,7 +16,7 @@ use offshoot_testkit::scratch_dir;
 use offshoot_testkit::xfs::disk::{RECOVERY, XfsDisk, XfsShutdown};
 use offshoot_testkit::xfs::fill;
 use offshoot_testkit::xfs::judges::{self, XfsJudges};
-use offshoot_vfs::{Code, Errno, FileId, FileSystem, FileType};
+use offshoot_vfs::{Code, Errno, FileId, FileSystem, FileType, Volume};
 use offshoot_xfs::{XfsOptions, XfsReport, XfsVolume};
 use offshoot_xfs_format::superblock::XfsSuperblock;
 

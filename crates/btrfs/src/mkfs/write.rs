@@ -15,8 +15,9 @@ use offshoot_btrfs_format::superblock::{
     MAGIC, RootBackup, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, SuperblockItem,
 };
 use offshoot_btrfs_format::{Physical, TreeId};
-use offshoot_device::{BlockDevice, wipe_signatures};
-use offshoot_vfs::{Error, Result};
+use offshoot_device::BlockDevice;
+use offshoot_kit::new_volume;
+use offshoot_vfs::Result;
 use zerocopy::FromZeros;
 
 use super::GENERATION;
@@ -35,8 +36,7 @@ pub(super) fn volume(
     trees: &NewTrees,
 ) -> Result<()> {
     for device in devices {
-        wipe_signatures(&**device)
-            .map_err(|e| Error::io(format!("{}: wiping", device.name()), e))?;
+        new_volume::wipe(&**device)?;
     }
     flush(devices)?;
     write_blocks(devices, spec, layout, trees)?;
@@ -47,7 +47,7 @@ pub(super) fn volume(
         superblock.dev_item = device_item(spec, layout, index);
         for place in superblock_places(layout.devices[index].total_bytes).rev() {
             let bytes = sealed_superblock(&superblock, Physical(place), spec.checksum);
-            write(&**device, place, &bytes[..])?;
+            new_volume::write(&**device, place, &bytes[..])?;
         }
     }
     flush(devices)
@@ -76,7 +76,7 @@ fn write_blocks(
             for (stripe, place) in run.copies {
                 let number = chunk.stripes[stripe].device.0;
                 let index = usize::try_from(number - 1).expect("a device that was given");
-                write(&*devices[index], place.0, part)?;
+                new_volume::write(&*devices[index], place.0, part)?;
             }
             at.0 += run.len;
             rest = after;
@@ -153,15 +153,6 @@ fn backup(item: &SuperblockItem, trees: &NewTrees) -> RootBackup {
     }
 }
 
-fn write(device: &dyn BlockDevice, at: u64, bytes: &[u8]) -> Result<()> {
-    let len = bytes.len();
-    device
-        .write_at(at, bytes)
-        .map_err(|e| Error::io(format!("{}: writing {len} bytes at {at}", device.name()), e))
-}
-
 fn flush(devices: &[Arc<dyn BlockDevice>]) -> Result<()> {
-    devices.iter().try_for_each(|device| {
-        device.flush().map_err(|e| Error::io(format!("{}: flush", device.name()), e))
-    })
+    devices.iter().try_for_each(|device| new_volume::flush(&**device))
 }

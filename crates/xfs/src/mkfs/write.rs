@@ -7,9 +7,8 @@
 //! Wiping skips pieces that are zero already, so an image stays as sparse as it was. The log is
 //! zeroed, because recovery looks at all of it. Blocks that nothing owns keep what they hold.
 
-use std::io;
-
-use offshoot_device::{BlockDevice, wipe_signatures, zero_range};
+use offshoot_device::BlockDevice;
+use offshoot_kit::new_volume::{flush, wipe, write, zero};
 use offshoot_vfs::{Error, Result};
 use offshoot_xfs_format::log::op::XfsOpWriter;
 use offshoot_xfs_format::log::record::{header_count, padded_len};
@@ -45,17 +44,16 @@ pub(super) fn volume(
     options: &XfsMkfsOptions,
     layout: &NewXfsLayout,
 ) -> Result<()> {
-    let wiping = |e| Error::io(format!("{}: wiping", device.name()), e);
     let old = old_superblock(device)?;
-    wipe_signatures(device).map_err(wiping)?;
+    wipe(device)?;
     flush(device)?;
     if let Some(old) = old {
-        wipe_groups(device, &old).map_err(wiping)?;
+        wipe_groups(device, &old)?;
     }
     let (ag, start) = layout.log;
     let log = layout.geometry.place(ag, start).bytes();
     let log_bytes = u64::from(layout.geometry.log_blocks) << layout.geometry.block_log;
-    zero_range(device, log, log + log_bytes).map_err(wiping)?;
+    zero(device, log..log + log_bytes)?;
     write(device, log, &unmount_record(layout)?)?;
 
     let mut superblock = layout.fields;
@@ -142,7 +140,7 @@ fn old_superblock(device: &dyn BlockDevice) -> Result<Option<XfsSuperblock>> {
 /// Zeroes the superblocks of all groups of an old volume but the first, from which a repair could
 /// make it up again. No `mkfs.xfs` of today makes groups below 16 MiB. A superblock that has
 /// smaller ones may be made up, and could cost any number of writes.
-fn wipe_groups(device: &dyn BlockDevice, old: &XfsSuperblock) -> io::Result<()> {
+fn wipe_groups(device: &dyn BlockDevice, old: &XfsSuperblock) -> Result<()> {
     let geometry = &old.geometry;
     if u64::from(geometry.ag_blocks) << geometry.block_log < LEAST_GROUP {
         return Ok(());
@@ -153,18 +151,7 @@ fn wipe_groups(device: &dyn BlockDevice, old: &XfsSuperblock) -> io::Result<()> 
         if end > device.size_bytes() {
             break;
         }
-        zero_range(device, start, end)?;
+        zero(device, start..end)?;
     }
     Ok(())
-}
-
-fn write(device: &dyn BlockDevice, at: u64, bytes: &[u8]) -> Result<()> {
-    let len = bytes.len();
-    device
-        .write_at(at, bytes)
-        .map_err(|e| Error::io(format!("{}: writing {len} bytes at {at}", device.name()), e))
-}
-
-fn flush(device: &dyn BlockDevice) -> Result<()> {
-    device.flush().map_err(|e| Error::io(format!("{}: flush", device.name()), e))
 }
