@@ -49,8 +49,8 @@ pub(crate) use subvolume::{
 use crate::live::ServedVolume;
 use crate::mount::is_called_by_mount;
 use crate::verbs::btrfs::bench::{BENCH_HELP, BenchVerb};
-use crate::verbs::btrfs::mkfs::{MKFS_HELP, MkfsArguments};
 use crate::verbs::btrfs::storing::StoringArguments;
+use crate::verbs::mkfs::{MKFS_HELP, MkfsArguments};
 
 // clap wraps lines that are longer than the terminal, so a paragraph is one line here.
 

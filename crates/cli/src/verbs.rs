@@ -24,6 +24,7 @@ mod ls;
 mod lsattr;
 mod man;
 mod mkdir;
+pub(crate) mod mkfs;
 mod mknod;
 mod mv;
 mod rm;
@@ -86,7 +87,7 @@ fn run(verb: &Verb, out: &mut dyn Write, console: &Arc<Console>) -> Result {
         Verb::Setfattr(arguments) => fattr::set(arguments, console),
         Verb::Getfattr(arguments) => fattr::get(arguments, out, console),
         Verb::Property(verb) => btrfs::property::run(verb, out, console),
-        Verb::Mkfs(arguments) => btrfs::mkfs::run(arguments, out),
+        Verb::Mkfs(arguments) => mkfs::run(arguments, out),
         Verb::Mount(arguments) => mount::mount(arguments, out, console),
         Verb::Unmount(arguments) => mount::unmount(arguments, out, console),
         Verb::InForce(arguments) => btrfs::in_force::run(arguments, out),

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `look` | the verbs that read |
 //! | `disks` | volumes in partitions and images |
+//! | `made` | new volumes |
 //! | `refused` | verbs and options that XFS volumes have not, and volumes that do not open |
 //!
 //! Mounts have their tests in `mount`.
@@ -12,6 +13,7 @@ mod disks;
 #[path = "../shared/lines.rs"]
 mod lines;
 mod look;
+mod made;
 mod refused;
 
 use std::os::unix::fs::symlink;
