@@ -236,14 +236,14 @@ fn a_volume_is_found_in_a_compressed_image_which_is_only_read() -> Result<()> {
 #[test]
 fn another_format_is_refused_by_name_and_left_alone() {
     let dir = tempfile::tempdir().expect("a directory is made");
-    let path = dir.path().join("ext4.img");
+    let path = dir.path().join("f2fs.img");
     let mut bytes = vec![0; 300 << 20];
-    // The magic of an ext4, and its state: unmounted.
-    bytes[1024 + 56..1024 + 60].copy_from_slice(&[0x53, 0xef, 1, 0]);
+    // The magic of an F2FS.
+    bytes[1024..1028].copy_from_slice(&[0x10, 0x20, 0xf5, 0xf2]);
     fs::write(&path, &bytes).expect("the image is made");
     let error = Volume::open(&path).err().expect("it fails");
     assert_eq!(error.code(), Code::OtherFormat, "{error}");
-    assert!(error.to_string().contains("ext4"), "{error}");
+    assert!(error.to_string().contains("F2FS"), "{error}");
     assert_eq!(errno(Volume::create(&path, 300 << 20, &CreateOptions::new())), Errno::EXIST);
     assert!(fs::read(&path).expect("it is there") == bytes);
 }

@@ -4,7 +4,7 @@ use std::fs;
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use offshoot::{Code, Errno, FileSystem, OpenOptions, Result, Volume};
+use offshoot::{Code, Errno, OpenOptions, Result, Volume};
 use offshoot_testkit::xfs::disk::{XfsDisk, XfsShutdown};
 use offshoot_testkit::xfs::judges;
 use offshoot_testkit::xfs::matrix::XfsVolumeKind;

@@ -61,13 +61,16 @@ fn a_mount_is_only_read() {
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.code() == Some(1) && said.contains("mounted to be read only"), "{said}");
     // Verbs on the mount.
-    let verb = |verb: &str| offshoot(&[verb.as_ref(), mounted.path().as_os_str()]);
+    let verb = |words: &str| {
+        let words = words.split(' ').map(OsStr::new);
+        offshoot(&words.chain([mounted.path().as_os_str()]).collect::<Vec<_>>())
+    };
     let info = verb("info").stdout;
     let info = String::from_utf8_lossy(&info);
     assert!(info.contains("XFS, version 5"), "{info}");
     does(&["stat".as_ref(), "-c".as_ref(), "".as_ref(), file.as_os_str()]);
     does(&["sync".as_ref(), mounted.path().as_os_str()]);
-    for name in ["scrub", "stats", "trim"] {
+    for name in ["scrub -r", "stats", "subvolume list", "property list"] {
         let output = verb(name);
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.code() == Some(4) && said.contains("XFS"), "{name}: {said}");

@@ -12,11 +12,13 @@ use super::FewFiles;
 
 const MIB: u64 = 1 << 20;
 
+const PIECE_BYTES: usize = 1 << 20;
+
 /// Copies an image to `start` of the disk `name`.
 fn put(few: &FewFiles, image: &str, name: &str, start: u64) {
     let bytes = std::fs::read(few.dir().join(image)).expect("an image");
     let disk = File::options().write(true).open(few.dir().join(name)).expect("a disk");
-    for (piece, at) in bytes.chunks(MIB as usize).zip((start..).step_by(MIB as usize)) {
+    for (piece, at) in bytes.chunks(PIECE_BYTES).zip((start..).step_by(PIECE_BYTES)) {
         if piece.iter().any(|&byte| byte != 0) {
             disk.write_all_at(piece, at).expect("a write");
         }

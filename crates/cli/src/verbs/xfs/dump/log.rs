@@ -18,9 +18,9 @@ use crate::output::write_line;
 use crate::verbs::fields::Fields;
 
 /// Why the log is not read on.
-struct LogFailure(VerbFailure);
+struct LogDumpFailure(VerbFailure);
 
-impl From<Malformed> for LogFailure {
+impl From<Malformed> for LogDumpFailure {
     fn from(Malformed { structure, problem }: Malformed) -> Self {
         Self(Error::corrupt(structure, problem).into())
     }
@@ -39,9 +39,9 @@ pub(in crate::verbs) fn run(device: &Arc<dyn BlockDevice>, mut to: DumpOutput<'_
     let mut read = |block: u32, bytes: &mut [u8]| {
         let at = start.bytes() + u64::from(block) * BASIC_BLOCK;
         let what = format!("reading {} bytes at {at} of {}", bytes.len(), device.name());
-        device.read_at(at, bytes).map_err(|error| LogFailure(Error::io(what, error).into()))
+        device.read_at(at, bytes).map_err(|error| LogDumpFailure(Error::io(what, error).into()))
     };
-    let mut shown = || -> Result<(), LogFailure> {
+    let mut shown = || -> Result<(), LogDumpFailure> {
         let ring = XfsLogRing::of(geometry)?;
         let uuid = uuid::Uuid::from_bytes(superblock.fields.uuid);
         let ends = ends::find(ring, uuid, &mut read)?;
@@ -69,13 +69,17 @@ pub(in crate::verbs) fn run(device: &Arc<dyn BlockDevice>, mut to: DumpOutput<'_
 }
 
 /// Writes a line: in JSON, an object with one field.
-fn write(to: &mut DumpOutput<'_>, what: &'static str, fields: Fields) -> Result<(), LogFailure> {
+fn write(
+    to: &mut DumpOutput<'_>,
+    what: &'static str,
+    fields: Fields,
+) -> Result<(), LogDumpFailure> {
     let written = if to.is_json {
         write_line(to.out, &Fields::default().with(what, fields)).map_err(VerbFailure::from)
     } else {
         writeln!(to.out, "{what:<12} {fields}").map_err(VerbFailure::Output)
     };
-    written.map_err(LogFailure)
+    written.map_err(LogDumpFailure)
 }
 
 fn record_fields(record: &XfsLogRecord, checksum: XfsLogChecksum) -> Fields {
