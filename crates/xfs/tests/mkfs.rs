@@ -176,6 +176,9 @@ impl MkfsCase {
             their_answer.is_ok(),
             "{self:?}\n{our_answer:?}\n{their_answer:?}"
         );
+        if let Err(error) = &our_answer {
+            assert!(matches!(error, Error::Posix { .. }), "{self:?}\n{error}");
+        }
         our_answer.is_ok().then_some((ours, theirs))
     }
 }

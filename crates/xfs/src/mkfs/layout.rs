@@ -76,6 +76,12 @@ impl NewXfsLayout {
         let first = geometry.fs_block(ag, AgBlock(roots_end(&geometry)));
         geometry.log_start = FsBlock(first.0.next_multiple_of(log.alignment()));
         geometry.log_blocks = narrow(log_blocks)?;
+        if !geometry.is_usable_extent(geometry.log_start, geometry.log_blocks) {
+            let (log, group) = (geometry.log_blocks, geometry.ag_len(ag));
+            return Err(invalid(format!(
+                "an aligned log of {log} blocks in an allocation group of {group}"
+            )));
+        }
         let fields = fields(options, &geometry, &sizes, log_unit)?;
         // The parser proves what the rest of the engine relies on.
         let proved = XfsSuperblock::parse(&fields.encode()).map_err(malformed)?;
