@@ -7,7 +7,7 @@
 //! options, size of the device
 //!    -> layout    sizes of groups and log, the superblock      (levels, least_log)
 //!    -> group     what owns the blocks of each group, and its headers and trees
-//!    -> write     wipe, log, groups, barrier, superblocks, barrier
+//!    -> write     wipe, log, groups, superblocks, with barriers between them
 //! ```
 //!
 //! ```text
@@ -23,8 +23,8 @@
 //!
 //! 1. No structure has an LSN, and the log holds one record: that of an unmount.
 //! 2. The first superblock is written only after everything that it leads to is durable, and after
-//!    the old contents of the device are no longer recognisable. A crash leaves the device empty,
-//!    or with the new volume.
+//!    the old contents of the device are no longer recognisable. A crash leaves the old contents,
+//!    nothing, or the new volume.
 
 mod features;
 mod group;

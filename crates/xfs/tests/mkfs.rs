@@ -5,15 +5,17 @@
 //! record are still there. It also writes no checksum into the log, where we do.
 
 use std::fs::File;
+use std::ops::ControlFlow;
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 
-use offshoot_device::{BlockDevice, MemoryDevice};
+use offshoot_device::{BlockDevice, CrashDevice, CrashPlan, MemoryDevice};
 use offshoot_testkit::random::{Random, seed_of_run};
 use offshoot_testkit::run::try_run;
 use offshoot_testkit::xfs::disk::{LARGE_BLOCKS, XfsDisk};
 use offshoot_testkit::xfs::fill;
 use offshoot_testkit::xfs::judges::{self, XfsJudges};
-use offshoot_vfs::{Errno, Error, Timestamp};
+use offshoot_vfs::{Errno, Error, FileSystem, Timestamp};
 use offshoot_xfs::{XfsMkfsFeatures, XfsMkfsOptions, XfsOptions, XfsStripe, XfsVolume, mkfs_xfs};
 use offshoot_xfs_format::btree::XfsTree;
 use offshoot_xfs_format::inode::INODE_CRC;
@@ -448,6 +450,32 @@ fn old_contents_are_refused_and_then_wiped() {
     fill::some(mount.path(), 8);
     drop(mount);
     disk.assert_checks();
+}
+
+/// A power cut while a new volume replaces an old one leaves the old one, the new one, or none. A
+/// volume that opens is complete.
+#[test]
+fn a_power_cut_leaves_one_volume_or_none() {
+    let base: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::sparse(300 * MIB));
+    mkfs_xfs(&*base, &options()).unwrap();
+    let crash = CrashDevice::new(base);
+    let new = XfsMkfsOptions { uuid: Uuid::from_u128(7), is_forced: true, ..options() };
+    mkfs_xfs(&crash, &new).unwrap();
+    let (mut none, mut olds, mut news) = (0, 0, 0);
+    for state in crash.log().states(&CrashPlan::default()) {
+        let [device] = <[_; 1]>::try_from(state.unwrap().devices).unwrap();
+        let device: Arc<dyn BlockDevice> = Arc::new(device);
+        let Ok(volume) = XfsVolume::open(device.clone(), &XfsOptions::default()) else {
+            none += 1;
+            continue;
+        };
+        volume.read_dir(volume.root(), 0, &mut |_| ControlFlow::Continue(())).unwrap();
+        volume.attr(volume.root()).unwrap();
+        let superblock = XfsSuperblock::parse(&contents(&*device, &[(0, 32 << 10)])).unwrap();
+        let is_new = superblock.geometry.uuid == new.uuid;
+        if is_new { news += 1 } else { olds += 1 }
+    }
+    assert!(none > 0 && olds > 0 && news > 0, "{none} {olds} {news}");
 }
 
 fn superblock_place(disk: &XfsDisk, ag: u32) -> u64 {

@@ -1,7 +1,8 @@
 //! Writes a new volume to its device.
 //!
 //! ```text
-//! wipe | log, groups | barrier | superblocks, the first one last | barrier
+//! first sector | barrier | wipe | barrier | log, groups | barrier
+//!     | copies of the superblock | barrier | superblock | barrier
 //! ```
 //!
 //! Wiping skips pieces that are zero already, so an image stays as sparse as it was. The log is
@@ -45,6 +46,9 @@ pub(super) fn volume(
     layout: &NewXfsLayout,
 ) -> Result<()> {
     let old = old_superblock(device)?;
+    // An old superblock must not outlive what it leads to.
+    zero(device, 0..device.size_bytes().min(MOST_SECTOR))?;
+    flush(device)?;
     wipe(device)?;
     flush(device)?;
     if let Some(old) = old {
