@@ -210,6 +210,7 @@ mod tests {
         assert!(!passes(text, "btrfs::log", Level::INFO));
         assert!(passes(text, "btrfs::log", Level::WARN));
         assert!(!passes("debug,btrfs::log=off", "btrfs::log", Level::ERROR));
+        assert!(passes("xfs=warn", "xfs::report", Level::WARN));
     }
 
     #[test]

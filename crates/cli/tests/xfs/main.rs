@@ -5,11 +5,13 @@
 //! | `look` | the verbs that read |
 //! | `disks` | volumes in partitions and images |
 //! | `made` | new volumes |
+//! | `hostile` | damaged volumes |
 //! | `refused` | verbs and options that XFS volumes have not, and volumes that do not open |
 //!
 //! Mounts have their tests in `mount`.
 
 mod disks;
+mod hostile;
 #[path = "../shared/lines.rs"]
 mod lines;
 mod look;
