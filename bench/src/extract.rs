@@ -3,7 +3,7 @@
 //! | side | what it does |
 //! |---|---|
 //! | ours | `offshoot extract` |
-//! | restore | `btrfs restore` with metadata, symbolic links and attributes |
+//! | restore | `btrfs restore` with metadata, symbolic links and attributes; not of XFS |
 //! | kernel + cp | the kernel mounts the image, `cp -a` copies |
 //! | kernel + tar | the kernel mounts the image, `tar` streams |
 //!
@@ -41,14 +41,14 @@ pub(crate) fn benchmark(args: &[String]) -> Option<Result> {
     Some(all(&sides))
 }
 
-/// Mounts "$1" at "$2", and runs the rest there. Direct I/O avoids the second cache of a buffered
+/// Mounts "$1", which has the format "$3", at "$2", and runs the rest there. Direct I/O avoids the second cache of a buffered
 /// loop device. At the end, also after a failure, it unmounts and detaches.
 const WITH_MOUNT: &str = r#"
 set -eu
-image=$1 mnt=$2; shift 2
+image=$1 mnt=$2 format=$3; shift 3
 loop=$(losetup --find --show --read-only --direct-io=on "$image")
 trap 'umount "$mnt" || true; losetup --detach "$loop"' EXIT
-mount -t btrfs -o ro,noatime "$loop" "$mnt"
+mount -t "$format" -o ro,noatime "$loop" "$mnt"
 (cd "$mnt" && eval "$1")
 "#;
 
@@ -96,6 +96,9 @@ fn run_sides(options: &ExtractOptions, inputs: &[InputVolume]) -> Result<Vec<Sid
     Ok(sides)
 }
 
+/// The name of the side that reads btrfs alone.
+const RESTORE: &str = "btrfs restore -m -S -x";
+
 type ExtractCommand<'a> = (&'static str, &'static str, Box<dyn Fn(&Path) -> Command + 'a>);
 
 fn jobs<'a>(
@@ -106,10 +109,10 @@ fn jobs<'a>(
     let image = &input.image;
     let kernel = move |script: String| {
         let mut sh = command("sh");
-        sh.args(["-c", WITH_MOUNT, "sh"]).arg(image).arg(mnt).arg(script);
+        sh.args(["-c", WITH_MOUNT, "sh"]).arg(image).arg(mnt).args([input.format, &script]);
         sh
     };
-    vec![
+    let mut jobs: Vec<ExtractCommand<'_>> = vec![
         (
             "to directory",
             "ours",
@@ -121,7 +124,7 @@ fn jobs<'a>(
         ),
         (
             "to directory",
-            "btrfs restore -m -S -x",
+            RESTORE,
             Box::new(move |out| {
                 let mut sh = command("sh");
                 sh.args(["-c", r#"mkdir "$2" && btrfs restore -m -S -x "$1" "$2""#, "sh"]);
@@ -151,7 +154,11 @@ fn jobs<'a>(
                 kernel("tar --xattrs --acls --sparse -cf - . | cat > /dev/null".to_owned())
             }),
         ),
-    ]
+    ];
+    if input.format != "btrfs" {
+        jobs.retain(|(_, name, _)| *name != RESTORE);
+    }
+    jobs
 }
 
 /// Removes the outputs of all runs. Never between two runs: ext4 avoids inodes that were freed just

@@ -72,7 +72,7 @@ Usage: offshoot-bench extract --offshoot PROGRAM --dir DIR [--source PATH] [--ro
 
 Options:
   --offshoot PROGRAM  The program to measure, built with optimisation
-  --dir DIR           Where volumes and output go, on the disk to measure; for extract 3 GiB,
+  --dir DIR           Where volumes and output go, on the disk to measure; for extract 4 GiB,
                       and 8 GiB for each round until all are done
   --source PATH       A directory or a tar archive to fill the volumes with
                       [default: /usr/src/linux-source-6.1.tar.xz]

@@ -8,6 +8,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use offshoot_testkit::btrfs::disks::MountedMembers;
+use offshoot_testkit::loops::{AttachedLoop, LoopMount};
 use offshoot_testkit::run::try_run;
 
 use crate::Result;
@@ -17,25 +18,32 @@ use crate::Result;
 pub(crate) struct InputVolume {
     /// Its name in the table.
     pub(crate) name: &'static str,
+    /// Its format, as `mount` calls it.
+    pub(crate) format: &'static str,
     /// The image.
     pub(crate) image: PathBuf,
 }
 
-/// Makes the volumes that are missing from `source`: one plain, one compressed.
+/// Makes the volumes that are missing from `source`: one plain, one compressed, one of XFS.
 pub(crate) fn prepare(dir: &Path, source: &Path) -> Result<Vec<InputVolume>> {
-    [("plain", "noatime"), ("zstd", "noatime,compress=zstd")]
-        .into_iter()
-        .map(|(name, options)| {
-            let image = dir.join(format!("{name}.btrfs"));
-            if !image.exists() {
-                make(&image, options, source)?;
-            }
-            Ok(InputVolume { name, image })
-        })
-        .collect()
+    [
+        ("plain", "btrfs", "noatime"),
+        ("zstd", "btrfs", "noatime,compress=zstd"),
+        ("xfs", "xfs", "noatime"),
+    ]
+    .into_iter()
+    .map(|(name, format, options)| {
+        let image = dir.join(format!("{name}.{format}"));
+        let input = InputVolume { name, format, image };
+        if !input.image.exists() {
+            make(&input, options, source)?;
+        }
+        Ok(input)
+    })
+    .collect()
 }
 
-fn make(image: &Path, options: &str, source: &Path) -> Result {
+fn make(InputVolume { format, image, .. }: &InputVolume, options: &str, source: &Path) -> Result {
     const SIZE_BYTES: u64 = 4 << 30;
     eprintln!("making {}", image.display());
     if !source.exists() {
@@ -48,8 +56,17 @@ fn make(image: &Path, options: &str, source: &Path) -> Result {
     File::create(&unfinished)
         .and_then(|file| file.set_len(SIZE_BYTES))
         .map_err(|error| format!("{}: {error}", unfinished.display()))?;
-    try_run("mkfs.btrfs", &["-q".as_ref(), unfinished.as_os_str()])?;
-    let mount = MountedMembers::try_new(std::slice::from_ref(&unfinished), options)?;
+    try_run(&format!("mkfs.{format}"), &["-q".as_ref(), unfinished.as_os_str()])?;
+    if *format == "btrfs" {
+        fill(&*MountedMembers::try_new(std::slice::from_ref(&unfinished), options)?, source)?;
+    } else {
+        let attached = vec![AttachedLoop::attach(&unfinished, 512)];
+        fill(&LoopMount::new(attached, format, options)?, source)?;
+    }
+    std::fs::rename(&unfinished, image).map_err(|error| format!("{}: {error}", image.display()))
+}
+
+fn fill(mount: &LoopMount, source: &Path) -> Result {
     if source.is_dir() {
         let from = source.join(".");
         try_run("cp", &["-a".as_ref(), from.as_os_str(), mount.path().as_os_str()])?;
@@ -58,6 +75,5 @@ fn make(image: &Path, options: &str, source: &Path) -> Result {
         try_run("tar", &["-xf".as_ref(), source.as_os_str(), "-C".as_ref(), to])?;
     }
     mount.sync();
-    drop(mount);
-    std::fs::rename(&unfinished, image).map_err(|error| format!("{}: {error}", image.display()))
+    Ok(())
 }

@@ -57,7 +57,7 @@ const XFS: EngineFloors = EngineFloors {
         &["da", "remote"],
         &["attr", "data", "dir", "symlink"],
         &["volume"],
-        &["filesystem"],
+        &["filesystem", "mkfs"],
     ],
     of_the_crate: &[],
 };

@@ -70,7 +70,7 @@ pub use filesystem::sharing::{ExtentUse, SharingCache};
 pub use filesystem::{BtrfsVolume, Filesystem};
 pub use inode::Rooms;
 pub use log::{LogTree, LostLog};
-pub use mkfs::{MkfsFeatures, MkfsOptions, Occupant, mkfs, occupant, occupant_at};
+pub use mkfs::{MkfsFeatures, MkfsOptions, mkfs};
 // Programs have no use for this: only the feature `measure` has methods that change it.
 #[doc(hidden)]
 pub use options::Mechanisms;

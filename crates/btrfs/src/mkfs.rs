@@ -34,7 +34,6 @@
 mod features;
 mod layout;
 mod options;
-mod signatures;
 mod trees;
 mod write;
 
@@ -42,13 +41,13 @@ use std::sync::Arc;
 
 use offshoot_btrfs_format::Generation;
 use offshoot_device::BlockDevice;
+use offshoot_kit::new_volume;
 use offshoot_vfs::{Errno, Error, Result};
 use uuid::Uuid;
 
 pub use features::MkfsFeatures;
 use layout::Layout;
 pub use options::MkfsOptions;
-pub use signatures::{Occupant, occupant, occupant_at};
 use trees::NewTrees;
 
 /// The transaction that makes a volume, its first.
@@ -73,7 +72,7 @@ pub fn mkfs(devices: &[Arc<dyn BlockDevice>], options: &MkfsOptions) -> Result<U
     let trees = NewTrees::of(&spec, &layout)?;
     if !options.is_forced {
         for device in devices {
-            signatures::refuse_used(&**device)?;
+            new_volume::refuse_used(&**device)?;
         }
     }
     write::volume(devices, &spec, &layout, &trees)?;

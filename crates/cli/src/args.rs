@@ -49,8 +49,8 @@ pub(crate) use subvolume::{
 use crate::live::ServedVolume;
 use crate::mount::is_called_by_mount;
 use crate::verbs::btrfs::bench::{BENCH_HELP, BenchVerb};
-use crate::verbs::btrfs::mkfs::{MKFS_HELP, MkfsArguments};
 use crate::verbs::btrfs::storing::StoringArguments;
+use crate::verbs::mkfs::{MKFS_HELP, MkfsArguments};
 
 // clap wraps lines that are longer than the terminal, so a paragraph is one line here.
 
@@ -58,8 +58,8 @@ const HELP: &str = "\
 A place in a volume is VOLUME:/PATH; VOLUME alone is its root. VOLUME is an image or a block \
 device. When several files fit, the longest name before a `:/` that exists is the volume.
 
-VOLUME may be a disk with partitions: the one that holds btrfs is the volume, and \
-FILE@PARTITION names one by number, label or UUID. A qcow2 or VMDK is read and written; VDI, VHD, \
+VOLUME is btrfs or XFS, of which XFS is only read so far. It may be a disk with partitions: the \
+one that holds a volume is it, and FILE@PARTITION names one by number, label or UUID. A qcow2 or VMDK is read and written; VDI, VHD, \
 VHDX, and what gzip, xz or zstd compressed, are read.
 
 While a volume is mounted with `offshoot mount`, a path in it is a place too, for info, ls, \
@@ -146,14 +146,15 @@ Examples:
   offshoot dump chunks disk.img
   offshoot dump tree disk.img extent
   offshoot dump tree disk.img 256 --json | jq .
-  offshoot dump log disk.img";
+  offshoot dump log disk.img
+  offshoot dump inode server.img 128";
 
 const RESCUE_HELP: &str = "\
 Examples:
   offshoot dump log disk.img
   offshoot rescue zero-log disk.img";
 
-/// btrfs volumes from the command line, without root and without the kernel.
+/// Volumes of btrfs and XFS from the command line, without root and without the kernel.
 #[derive(Parser)]
 #[command(name = "offshoot", version, after_help = HELP, max_term_width = 100)]
 #[command(subcommand_value_name = "VERB", subcommand_help_heading = "Verbs")]
@@ -264,10 +265,10 @@ pub(crate) enum Verb {
     /// Show extended attributes
     #[command(after_help = GETFATTR_HELP)]
     Getfattr(GetfattrArguments),
-    /// Show and set properties
+    /// Show and set properties of btrfs
     #[command(subcommand, subcommand_value_name = "VERB", subcommand_help_heading = "Verbs")]
     Property(PropertyVerb),
-    /// Make a volume
+    /// Make a btrfs volume
     #[command(after_help = MKFS_HELP)]
     Mkfs(MkfsArguments),
     /// Mount a volume, or list what is mounted
@@ -282,16 +283,16 @@ pub(crate) enum Verb {
     /// Make everything durable that was done on a mounted volume
     #[command(after_help = SYNC_HELP)]
     Sync(SyncArguments),
-    /// Show how much of a volume is used, by kind and profile
+    /// Show how much of a btrfs volume is used, by kind and profile
     #[command(after_help = STATS_HELP)]
     Stats(StatsArguments),
     /// Tell the devices of a volume which ranges of them hold nothing
     #[command(after_help = TRIM_HELP)]
     Trim(InfoArguments),
-    /// Read and verify every copy of everything, and repair what is bad
+    /// Read and verify every copy of everything in a btrfs volume, and repair what is bad
     #[command(after_help = SCRUB_HELP)]
     Scrub(ScrubArguments),
-    /// Work with subvolumes
+    /// Work with subvolumes of btrfs
     #[command(subcommand, subcommand_value_name = "VERB", subcommand_help_heading = "Verbs")]
     Subvolume(SubvolumeVerb),
     /// Show structures of the format
@@ -410,7 +411,8 @@ pub(crate) struct OpenArguments {
     /// Open the volume although devices are missing
     #[arg(long)]
     pub(crate) degraded: bool,
-    /// Read the volume as the last commit left it, without what was fsynced since
+    /// Read the volume without its log: btrfs as the last commit left it, without what was fsynced
+    /// since, and XFS as its blocks are
     #[arg(long)]
     pub(crate) ignore_log: bool,
     #[command(flatten)]
@@ -554,14 +556,32 @@ pub(crate) struct ExtractArguments {
 
 #[derive(Subcommand)]
 pub(crate) enum DumpVerb {
-    /// All superblocks of the given devices, field by field, and whether each verifies
+    /// All superblocks, field by field, and whether each verifies: those of the given devices, or
+    /// those of all groups of XFS
     Super(InfoArguments),
-    /// The chunk map: which range is where on which device
+    /// The headers of all groups of XFS: AGF, AGI and AGFL
+    Groups(InfoArguments),
+    /// An inode of XFS, and the extents in it
+    Inode(DumpInodeArguments),
+    /// The chunk map of btrfs: which range is where on which device
     Chunks(InfoArguments),
-    /// All items of a tree, one line each
+    /// All items of a tree of btrfs, one line each
     Tree(DumpTreeArguments),
-    /// All items of the pending log: what was fsynced since the last commit
+    /// What a pending log holds: of btrfs what was fsynced since the last commit, of XFS the
+    /// records from the tail to the head, and their transactions
     Log(InfoArguments),
+}
+
+#[derive(Args)]
+pub(crate) struct DumpInodeArguments {
+    #[command(flatten)]
+    pub(crate) volume: VolumeArguments,
+    /// The number of the inode
+    #[arg(value_name = "NUMBER")]
+    pub(crate) number: u64,
+    /// Write JSON
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Subcommand)]

@@ -16,10 +16,12 @@
 //! |---|---|
 //! | [`name`] | `FILE@PARTITION` |
 //! | [`contents`] | what a disk and its partitions hold |
+//! | [`format`](mod@format) | the formats of volumes |
 //! | [`layers`] | what to do about images that do not open |
 //! | [`shared`] | open files: two partitions of one disk share the open file |
 
 mod contents;
+mod format;
 mod layers;
 mod name;
 mod shared;
@@ -31,6 +33,7 @@ use std::sync::Arc;
 use offshoot_device::{BlockDevice, FileDevice, OpenedDisk, WindowDevice};
 
 use contents::NamedContents;
+pub(crate) use format::VolumeFormat;
 pub(crate) use name::{DiskName, is_file};
 use offshoot_transfer::host::{HostId, host_id_of_file};
 pub(crate) use shared::open_files;

@@ -183,11 +183,12 @@ impl<'a> Volumes<'a> {
         let mut is_stored = true;
         for opened in self.opened.iter().filter(|opened| opened.access == Access::Write) {
             is_stored &= sync(&opened.fs, &opened.volume, failures);
-            if self.arguments.stats {
+            if self.arguments.stats
+                && let Some(statistics) = opened.fs.statistics()
+            {
                 let volume = Escaped(opened.volume.as_os_str().as_bytes());
                 self.console.note(&format_args!("what the engine did to {volume}"));
-                let statistics = opened.fs.statistics().to_string();
-                statistics.lines().for_each(|line| self.console.detail(&line));
+                statistics.to_string().lines().for_each(|line| self.console.detail(&line));
             }
         }
         is_stored

@@ -131,7 +131,8 @@ fn level_of(word: &str) -> Option<LevelFilter> {
 }
 
 fn targets() -> impl Iterator<Item = &'static str> {
-    offshoot_btrfs::EVENT_TARGETS.iter().chain(offshoot_fuse::EVENT_TARGETS).copied()
+    let engines = offshoot_btrfs::EVENT_TARGETS.iter().chain(offshoot_xfs::XFS_EVENT_TARGETS);
+    engines.chain(offshoot_fuse::EVENT_TARGETS).copied()
 }
 
 /// Whether events have this target, or one below it.
@@ -209,6 +210,7 @@ mod tests {
         assert!(!passes(text, "btrfs::log", Level::INFO));
         assert!(passes(text, "btrfs::log", Level::WARN));
         assert!(!passes("debug,btrfs::log=off", "btrfs::log", Level::ERROR));
+        assert!(passes("xfs=warn", "xfs::report", Level::WARN));
     }
 
     #[test]

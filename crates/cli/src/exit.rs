@@ -115,16 +115,19 @@ impl VerbFailure {
                 &"the program that served a mount there has ended: `offshoot unmount` takes it away",
             );
         }
-        let Self::Volume(error) = self else { return };
-        let remedy = match error.code() {
-            Code::Log => {
-                "throw it away, and what was fsynced with it, with `offshoot rescue zero-log`"
-            }
-            Code::LogNotReplayed => "or have the kernel replay it: mount the volume once",
-            _ => return,
-        };
+        let (Self::Volume(error) | Self::Inside(_, error)) = self else { return };
+        if !matches!(error.code(), Code::Log | Code::LogNotReplayed) {
+            return;
+        }
         console.detail(&"read what was there before it with --ignore-log");
-        console.detail(&remedy);
+        // What a volume of XFS needs, its error says.
+        if let Self::Volume(_) = self {
+            console.detail(if error.code() == Code::Log {
+                &"throw it away, and what was fsynced with it, with `offshoot rescue zero-log`"
+            } else {
+                &"or have the kernel replay it: mount the volume once"
+            });
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! The program `offshoot`: btrfs volumes from the command line.
+//! The program `offshoot`: volumes of btrfs and XFS from the command line.
 //!
 //! ```text
 //! arguments -> session (devices, volume, subvolume) -> verb -> output
@@ -13,7 +13,7 @@
 //! | [`listed`] | the entries of a directory |
 //! | [`permissions`], [`moments`] | modes and times as users write them |
 //! | [`live`], [`rights`] | a volume that is open because it is mounted, and what its users may do |
-//! | [`verbs`] | what each verb does; verbs that only btrfs has in a folder of their own |
+//! | [`verbs`] | what each verb does; those of one format in a folder of their own |
 //! | [`edit`] | changing volumes |
 //! | [`mount`] | volumes as a part of the file system of the host |
 //! | [`occupied`] | files and devices that are not overwritten because they hold a filesystem |

@@ -9,7 +9,7 @@ use std::io;
 use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::Path;
 
-use offshoot_btrfs::{Occupant, occupant};
+use offshoot_device::{Occupant, occupant};
 use offshoot_transfer::host::look_at;
 use offshoot_vfs::Errno;
 use rustix::fs::{CWD, SeekFrom, seek};

@@ -11,11 +11,15 @@ use std::time::Duration;
 
 use offshoot_btrfs::{BtrfsVolume, EngineOptions, Filesystem, SubvolumeId, VolumeReport};
 use offshoot_btrfs_format::TreeId;
+use offshoot_device::BlockDevice;
 use offshoot_vfs::path::{LastLink, resolve};
-use offshoot_vfs::{self as vfs, Errno, Error, FileId, FileSystem, FileSystemMut, FileType};
+use offshoot_vfs::{
+    self as vfs, Code, Errno, Error, FileId, FileSystem, FileSystemMut, FileType, ReadOnlyFiles,
+};
+use offshoot_xfs::{XfsOptions, XfsReport, XfsVolume};
 
 use crate::args::{OpenArguments, PlaceArguments, TreeArguments, VolumeArguments};
-use crate::disk::{MemberDisk, refuse_shared};
+use crate::disk::{MemberDisk, VolumeFormat, refuse_shared};
 use crate::exit::{Result, VerbFailure};
 use crate::output::{Console, Escaped};
 use crate::place::VolumePath;
@@ -34,6 +38,9 @@ pub(crate) enum Access {
     Write,
 }
 
+/// The verb of the command line, in errors about the formats that it is for.
+pub(crate) const THIS_VERB: &str = "this verb";
+
 /// Receives a warning.
 type OnSessionWarning = Arc<dyn Fn(&dyn fmt::Display) + Send + Sync>;
 
@@ -41,6 +48,8 @@ type OnSessionWarning = Arc<dyn Fn(&dyn fmt::Display) + Send + Sync>;
 #[expect(clippy::struct_excessive_bools, reason = "each is a switch of its own")]
 pub(crate) struct Opening {
     pub(crate) access: Access,
+    /// Refuse a volume of another format before it is read.
+    pub(crate) is_for_btrfs: bool,
     /// Open the volume as it is stored, without replaying a pending log; it cannot be changed as a
     /// whole.
     pub(crate) is_stored: bool,
@@ -67,6 +76,7 @@ impl Opening {
     pub(crate) fn to(access: Access) -> Self {
         Self {
             access,
+            is_for_btrfs: false,
             is_stored: false,
             storing: Storing::default(),
             commit: None,
@@ -80,52 +90,182 @@ impl Opening {
     }
 }
 
-/// An open volume.
-pub(crate) struct Session {
+/// An open volume of the format of `V`.
+pub(crate) struct Session<V = BtrfsVolume> {
     /// The volume.
-    pub(crate) volume: Arc<BtrfsVolume>,
+    pub(crate) volume: Arc<V>,
     /// The layers between the file of the first member and the volume, lowest first.
     pub(crate) layers: Vec<String>,
-    reports: Arc<Mutex<Vec<String>>>,
+    reports: KeptReports,
+}
+
+/// An open volume of any format.
+pub(crate) enum AnySession {
+    Btrfs(Session),
+    Xfs(Session<XfsVolume>),
 }
 
 /// A tree of files of an open volume. Verbs for every format use it through the traits of `vfs`.
 #[derive(Clone)]
-pub(crate) struct OpenTree(Filesystem);
+pub(crate) enum OpenTree {
+    Btrfs(Filesystem),
+    Xfs(ReadOnlyFiles<XfsVolume>),
+}
 
 impl Deref for OpenTree {
     type Target = dyn FileSystemMut;
 
     fn deref(&self) -> &Self::Target {
-        &self.0
+        match self {
+            Self::Btrfs(files) => files,
+            Self::Xfs(files) => files,
+        }
     }
 }
 
 impl OpenTree {
     /// The tree of files of the subvolume `dev` of the same volume.
     pub(crate) fn at(&self, dev: u64) -> vfs::Result<Self> {
-        self.0.volume().filesystem(TreeId(dev)).map(Self)
+        match self {
+            Self::Btrfs(files) => files.volume().filesystem(TreeId(dev)).map(Self::Btrfs),
+            Self::Xfs(files) if dev == files.root().dev => Ok(self.clone()),
+            Self::Xfs(_) => Err(only_in_btrfs("a subvolume")),
+        }
     }
 
     /// The volume that contains it.
     pub(crate) fn volume(&self) -> Arc<dyn vfs::Volume> {
-        self.0.volume().clone()
+        match self {
+            Self::Btrfs(files) => files.volume().clone(),
+            Self::Xfs(files) => files.inner().clone(),
+        }
     }
 
     /// Whether both trees are in the same open volume.
     pub(crate) fn is_beside(&self, other: &Self) -> bool {
-        Arc::ptr_eq(self.0.volume(), other.0.volume())
+        match (self, other) {
+            (Self::Btrfs(one), Self::Btrfs(other)) => Arc::ptr_eq(one.volume(), other.volume()),
+            (Self::Xfs(one), Self::Xfs(other)) => Arc::ptr_eq(one.inner(), other.inner()),
+            _ => false,
+        }
     }
 
-    /// What the engine counted since the volume was opened.
-    pub(crate) fn statistics(&self) -> Statistics {
-        Statistics::of(self.0.volume())
+    /// What the engine counted since the volume was opened, if it counts.
+    pub(crate) fn statistics(&self) -> Option<Statistics> {
+        match self {
+            Self::Btrfs(files) => Some(Statistics::of(files.volume())),
+            Self::Xfs(_) => None,
+        }
     }
 
-    /// Access to what only btrfs has.
-    pub(crate) fn btrfs(&self) -> &Filesystem {
-        &self.0
+    /// The id of the subvolume `name` of the same volume, or else of the default one.
+    pub(crate) fn subvolume(&self, name: Option<&OsStr>) -> Result<u64> {
+        match self {
+            Self::Btrfs(files) => Ok(subvolume_of(files.volume(), name)?.0),
+            Self::Xfs(_) if name.is_some() => Err(only_in_btrfs("a subvolume").into()),
+            Self::Xfs(files) => Ok(files.root().dev),
+        }
     }
+
+    /// The number space whose files have plain inode numbers on a mount.
+    pub(crate) fn plain_space(&self) -> u64 {
+        match self {
+            Self::Btrfs(_) => TreeId::FS.0,
+            Self::Xfs(files) => files.root().dev,
+        }
+    }
+
+    /// Access to what only btrfs has: `what`, in an error.
+    pub(crate) fn btrfs(&self, what: &str) -> vfs::Result<&Filesystem> {
+        match self {
+            Self::Btrfs(files) => Ok(files),
+            Self::Xfs(_) => Err(only_in_btrfs(what)),
+        }
+    }
+}
+
+/// The error about `what`, which only volumes of btrfs have.
+pub(crate) fn only_in_btrfs(what: &str) -> Error {
+    let what = format!(
+        "{what} on an XFS volume: that is for btrfs alone, and XFS is read with info, ls, find, \
+         cat, extract, cp and mount -o ro"
+    );
+    Error::unsupported(Code::NotInFormat, what)
+}
+
+/// What an engine reported: shown to the user, and the first ones kept for `info`.
+#[derive(Clone)]
+struct KeptReports {
+    kept: Arc<Mutex<Vec<String>>>,
+    tell: OnSessionWarning,
+}
+
+impl KeptReports {
+    fn new(warned: Option<OnSessionWarning>, console: &Arc<Console>) -> Self {
+        let console = console.clone();
+        let tell = warned.unwrap_or_else(|| Arc::new(move |report| console.warning(report)));
+        Self { kept: Arc::default(), tell }
+    }
+
+    fn add(&self, report: &dyn fmt::Display) {
+        (self.tell)(report);
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        if kept.len() < REPORTS_KEPT {
+            kept.push(report.to_string());
+        }
+    }
+}
+
+/// The devices of a volume, open.
+struct OpenDevices {
+    format: VolumeFormat,
+    devices: Vec<Arc<dyn BlockDevice>>,
+    layers: Vec<String>,
+}
+
+impl OpenDevices {
+    /// Opens the further devices of the volume whose first member is on `disk`.
+    fn open(
+        disk: MemberDisk,
+        arguments: &OpenArguments,
+        opening: &mut Opening,
+        console: &Console,
+    ) -> Result<Self> {
+        let name = disk.device.name().to_owned();
+        let format = VolumeFormat::on(&*disk.device);
+        let format = format.map_err(|error| VerbFailure::Host(name.clone(), error))?;
+        if format == VolumeFormat::Xfs
+            && let Some(refusal) = refusal_of_xfs(arguments, opening)
+        {
+            return Err(VerbFailure::Inside(name.into(), refusal));
+        }
+        let mut disks = vec![disk];
+        let layers = arguments.layers.of_further_device();
+        for path in &arguments.devices {
+            disks.push(MemberDisk::open(path, opening.access, &layers, false)?);
+        }
+        refuse_shared(&disks)?;
+        disks.iter().flat_map(|disk| &disk.warnings).for_each(|what| console.warning(what));
+        let layers = disks[0].layers.clone();
+        let devices: Vec<_> = disks.into_iter().map(|disk| disk.device).collect();
+        if let Some(happens) = opening.when_devices_are_open.take() {
+            happens();
+        }
+        Ok(Self { format, devices, layers })
+    }
+}
+
+/// Why an XFS volume is not opened in this way.
+fn refusal_of_xfs(arguments: &OpenArguments, opening: &Opening) -> Option<Error> {
+    if opening.is_for_btrfs {
+        return Some(only_in_btrfs(THIS_VERB));
+    }
+    if opening.access == Access::Write {
+        let what = "writing an XFS volume, which is only read so far: mount it with -o ro, or copy \
+                    files out of it with extract or cp";
+        return Some(Error::unsupported(Code::FormatOnlyRead, what));
+    }
+    (!arguments.devices.is_empty()).then(|| only_in_btrfs("a further device"))
 }
 
 /// An open volume, with a place in it.
@@ -151,8 +291,9 @@ impl Session {
         console: &Arc<Console>,
     ) -> Result<Self> {
         if let Some(live) = &arguments.open.live {
-            let volume = live.fs.btrfs().volume().clone();
-            return Ok(Self { volume, layers: Vec::new(), reports: Arc::default() });
+            let volume = live.fs.btrfs(THIS_VERB)?.volume().clone();
+            let reports = KeptReports::new(None, console);
+            return Ok(Self { volume, layers: Vec::new(), reports });
         }
         let disk = MemberDisk::open(&arguments.volume, access, &arguments.open.layers, false)?;
         Self::open_with(disk, &arguments.open, Opening::to(access), console)
@@ -194,40 +335,31 @@ impl Session {
         }
     }
 
-    /// Opens the volume whose first member is on `disk`.
+    /// Opens the volume whose first member is on `disk`, which must be btrfs.
     fn open_with(
         disk: MemberDisk,
         arguments: &OpenArguments,
         opening: Opening,
         console: &Arc<Console>,
     ) -> Result<Self> {
-        let mut disks = vec![disk];
-        let layers = arguments.layers.of_further_device();
-        for path in &arguments.devices {
-            disks.push(MemberDisk::open(path, opening.access, &layers, false)?);
-        }
-        refuse_shared(&disks)?;
-        disks.iter().flat_map(|disk| &disk.warnings).for_each(|what| console.warning(what));
-        let layers = disks[0].layers.clone();
-        let devices: Vec<_> = disks.into_iter().map(|disk| disk.device).collect();
-        if let Some(happens) = opening.when_devices_are_open {
-            happens();
-        }
-        let reports = Arc::new(Mutex::new(Vec::new()));
-        let (console, kept) = (console.clone(), reports.clone());
-        let tell =
-            opening.warned.unwrap_or_else(|| Arc::new(move |report| console.warning(report)));
-        let reporter = move |report: &VolumeReport| {
-            tell(report);
-            let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
-            if kept.len() < REPORTS_KEPT {
-                kept.push(report.to_string());
-            }
-        };
+        let mut opening = Opening { is_for_btrfs: true, ..opening };
+        let opened = OpenDevices::open(disk, arguments, &mut opening, console)?;
+        Self::of(opened, arguments, opening, console)
+    }
+
+    /// Opens the btrfs volume on these devices.
+    fn of(
+        OpenDevices { devices, layers, .. }: OpenDevices,
+        arguments: &OpenArguments,
+        opening: Opening,
+        console: &Arc<Console>,
+    ) -> Result<Self> {
+        let reports = KeptReports::new(opening.warned, console);
+        let kept = reports.clone();
         let mut options = EngineOptions {
             is_degraded: arguments.degraded,
             is_log_ignored: opening.is_stored || arguments.ignore_log,
-            reporter: Some(Arc::new(reporter)),
+            reporter: Some(Arc::new(move |report: &VolumeReport| kept.add(report))),
             has_tree_log: opening.has_tree_log,
             is_discarding: opening.is_discarding,
             flushes_on_commit: opening.flushes_on_commit,
@@ -247,15 +379,82 @@ impl Session {
         Ok(Self { volume: opened?, layers, reports })
     }
 
-    /// The reports of the library so far.
-    pub(crate) fn reports(&self) -> Vec<String> {
-        self.reports.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
     /// The tree of files that `arguments` select.
     fn tree(&self, arguments: &TreeArguments) -> Result<OpenTree> {
         let root = subvolume_of(&self.volume, arguments.subvolume.as_deref())?;
-        Ok(OpenTree(self.volume.filesystem(root)?))
+        Ok(OpenTree::Btrfs(self.volume.filesystem(root)?))
+    }
+}
+
+impl<V> Session<V> {
+    /// The reports of the library so far.
+    pub(crate) fn reports(&self) -> Vec<String> {
+        self.reports.kept.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl Session<XfsVolume> {
+    /// Opens the XFS volume on these devices.
+    fn of(
+        OpenDevices { devices, layers, .. }: OpenDevices,
+        arguments: &OpenArguments,
+        opening: Opening,
+        console: &Arc<Console>,
+    ) -> Result<Self> {
+        let reports = KeptReports::new(opening.warned, console);
+        let kept = reports.clone();
+        let options = XfsOptions {
+            is_log_ignored: opening.is_stored || arguments.ignore_log,
+            reporter: Some(Arc::new(move |report: &XfsReport| kept.add(report))),
+            ..XfsOptions::default()
+        };
+        let device = devices[0].clone();
+        let name = device.name().to_owned();
+        let volume = XfsVolume::open(device, &options);
+        let volume = volume.map_err(|error| VerbFailure::Inside(name.into(), error))?;
+        Ok(Self { volume, layers, reports })
+    }
+
+    fn tree(&self, arguments: &TreeArguments) -> Result<OpenTree> {
+        let tree = OpenTree::Xfs(ReadOnlyFiles::new(self.volume.clone()));
+        tree.subvolume(arguments.subvolume.as_deref()).map(|_| tree)
+    }
+}
+
+impl AnySession {
+    /// Opens the volume as it is stored, without replaying its log.
+    pub(crate) fn open_stored(arguments: &VolumeArguments, console: &Arc<Console>) -> Result<Self> {
+        let Some(live) = &arguments.open.live else {
+            let disk =
+                MemberDisk::open(&arguments.volume, Access::Read, &arguments.open.layers, false)?;
+            let opening = Opening { is_stored: true, ..Opening::to(Access::Read) };
+            return Self::open_with(disk, &arguments.open, opening, console);
+        };
+        Ok(match &live.fs {
+            OpenTree::Btrfs(_) => Self::Btrfs(Session::open(arguments, console)?),
+            OpenTree::Xfs(files) => Self::Xfs(Session {
+                volume: files.inner().clone(),
+                layers: Vec::new(),
+                reports: KeptReports::new(None, console),
+            }),
+        })
+    }
+
+    fn open_with(
+        disk: MemberDisk,
+        arguments: &OpenArguments,
+        mut opening: Opening,
+        console: &Arc<Console>,
+    ) -> Result<Self> {
+        let opened = OpenDevices::open(disk, arguments, &mut opening, console)?;
+        Ok(match opened.format {
+            VolumeFormat::Btrfs => {
+                Self::Btrfs(Session::<BtrfsVolume>::of(opened, arguments, opening, console)?)
+            }
+            VolumeFormat::Xfs => {
+                Self::Xfs(Session::<XfsVolume>::of(opened, arguments, opening, console)?)
+            }
+        })
     }
 }
 
@@ -297,7 +496,10 @@ pub(crate) fn open_tree_on(
     opening: Opening,
     console: &Arc<Console>,
 ) -> Result<OpenTree> {
-    Session::open_with(disk, &arguments.open, opening, console)?.tree(arguments)
+    match AnySession::open_with(disk, &arguments.open, opening, console)? {
+        AnySession::Btrfs(session) => session.tree(arguments),
+        AnySession::Xfs(session) => session.tree(arguments),
+    }
 }
 
 impl PlaceSession {

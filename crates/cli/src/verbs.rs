@@ -12,15 +12,19 @@ mod dedupe;
 mod df;
 mod disk_info;
 mod du;
+mod dump;
 mod extract;
 mod fallocate;
 mod fattr;
+mod fields;
 mod find;
+mod info;
 mod ln;
 mod ls;
 mod lsattr;
 mod man;
 mod mkdir;
+pub(crate) mod mkfs;
 mod mknod;
 mod mv;
 mod rm;
@@ -31,6 +35,7 @@ mod touch;
 mod tree;
 mod trim;
 mod truncate;
+mod xfs;
 
 use std::io::Write;
 use std::sync::Arc;
@@ -55,7 +60,7 @@ pub(crate) fn run_to(verb: &Verb, out: &mut dyn Write, console: &Arc<Console>) -
 
 fn run(verb: &Verb, out: &mut dyn Write, console: &Arc<Console>) -> Result {
     match verb {
-        Verb::Info(arguments) => btrfs::info::run(arguments, out, console),
+        Verb::Info(arguments) => info::run(arguments, out, console),
         Verb::Ls(arguments) => ls::run(arguments, out, console),
         Verb::Stat(arguments) => stat::run(arguments, out, console),
         Verb::Find(arguments) => find::run(arguments, out, console),
@@ -82,7 +87,7 @@ fn run(verb: &Verb, out: &mut dyn Write, console: &Arc<Console>) -> Result {
         Verb::Setfattr(arguments) => fattr::set(arguments, console),
         Verb::Getfattr(arguments) => fattr::get(arguments, out, console),
         Verb::Property(verb) => btrfs::property::run(verb, out, console),
-        Verb::Mkfs(arguments) => btrfs::mkfs::run(arguments, out),
+        Verb::Mkfs(arguments) => mkfs::run(arguments, out),
         Verb::Mount(arguments) => mount::mount(arguments, out, console),
         Verb::Unmount(arguments) => mount::unmount(arguments, out, console),
         Verb::InForce(arguments) => btrfs::in_force::run(arguments, out),
@@ -91,7 +96,7 @@ fn run(verb: &Verb, out: &mut dyn Write, console: &Arc<Console>) -> Result {
         Verb::Trim(arguments) => trim::run(arguments, out, console),
         Verb::Scrub(arguments) => btrfs::scrub::run(arguments, out, console),
         Verb::Subvolume(verb) => btrfs::subvolume::run(verb, out, console),
-        Verb::Dump(verb) => btrfs::dump::run(verb, out, console),
+        Verb::Dump(verb) => dump::run(verb, out, console),
         Verb::Rescue(verb) => btrfs::rescue::run(verb, out, console),
         Verb::Bench(verb) => btrfs::bench::run(verb, out, console),
         Verb::Completions(arguments) => completions::run(arguments, out),

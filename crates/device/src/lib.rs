@@ -46,6 +46,7 @@ mod fields;
 mod file;
 mod image;
 mod memory;
+mod occupant;
 mod partition;
 mod window;
 
@@ -66,6 +67,7 @@ pub use image::{
     open_image, open_qcow2, open_qcow2_within, open_vmdk,
 };
 pub use memory::{MemoryBudget, MemoryDevice};
+pub use occupant::{Occupant, occupant, occupant_at, signature_places};
 pub use partition::{Partition, PartitionTable, TableKind};
 pub use window::WindowDevice;
 

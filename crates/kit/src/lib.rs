@@ -9,6 +9,7 @@
 //! | [`read_ahead`] | what a sequential reader will want next |
 //! | [`cores`] | the CPUs that an engine's threads run on |
 //! | [`lanes`] | threads that keep several devices busy at a time, for each volume |
+//! | [`new_volume`] | what making a volume does with its device: wiping, refusing what is in use |
 //! | [`shared`] | what all threads share: locks that are counted, and cache lines |
 //! | [`spread`] | a lock for a value that all threads read and few threads change |
 //! | [`workers`] | threads for computations, one for each core |
@@ -16,6 +17,7 @@
 pub mod cores;
 pub mod counter;
 pub mod lanes;
+pub mod new_volume;
 pub mod ranges;
 pub mod read_ahead;
 pub mod shards;

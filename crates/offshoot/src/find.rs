@@ -1,7 +1,7 @@
 //! From a file of the host to the volume on it.
 //!
 //! ```text
-//!   file ──> image (qcow2, VMDK, zstd > raw, ...) ──> partition ──> btrfs
+//!   file ──> image (qcow2, VMDK, zstd > raw, ...) ──> partition ──> btrfs, XFS
 //! ```
 //!
 //! A qcow2 that has a backing file, and a VMDK in several files, name further files of the host.
@@ -10,17 +10,42 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use offshoot_btrfs::occupant_at;
 use offshoot_device::{
     BlockDevice, DiskContents, DiskError, DiskFormat, DiskObstacle, DiskOptions, OpenedDisk,
-    OtherFiles, WindowDevice,
+    OtherFiles, WindowDevice, occupant_at,
 };
 use offshoot_vfs::{Code, Errno, Error, Result};
 
 use crate::OpenOptions;
 
-/// The one format of filesystems that we know, by the name of its signature.
-const KNOWN: &str = "btrfs";
+/// A format of volumes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum KnownFormat {
+    Btrfs,
+    Xfs,
+}
+
+/// The formats, in messages.
+const KNOWN: &str = "btrfs or XFS";
+
+impl KnownFormat {
+    /// The format whose signature has this name.
+    fn of(signature: &str) -> Option<Self> {
+        match signature {
+            "btrfs" => Some(Self::Btrfs),
+            "XFS" => Some(Self::Xfs),
+            _ => None,
+        }
+    }
+
+    /// The format of the volume on `device`. Without a signature it is btrfs: that engine may find
+    /// more, and otherwise says what it misses.
+    pub(crate) fn on(device: &dyn BlockDevice) -> Result<Self> {
+        let found = occupant_at(device, 0, device.size_bytes());
+        let found = found.map_err(|error| Error::io(device.name(), error))?;
+        Ok(found.and_then(Self::of).unwrap_or(Self::Btrfs))
+    }
+}
 
 /// Opens what is at `path` and finds the volume on it: in the partition of the number `wanted`, or
 /// wherever it is.
@@ -32,7 +57,8 @@ pub(crate) fn find(
     let disk = open_disk(path, options)?;
     let failed = |error| Error::io(path.display().to_string(), error);
     let look = |start, len| occupant_at(&*disk, start, len);
-    let contents = DiskContents::read(&*disk, look, |what| *what == KNOWN).map_err(failed)?;
+    let is_known = |what: &&str| KnownFormat::of(what).is_some();
+    let contents = DiskContents::read(&*disk, look, is_known).map_err(failed)?;
     let whole = contents.whole;
     let shown = path.display();
     let table = contents.table.filter(|(table, _)| !table.partitions.is_empty());
@@ -43,7 +69,8 @@ pub(crate) fn find(
                 Err(Error::posix(Errno::NODEV, what))
             }
             // The engine may find more than a signature, and says what it misses.
-            (None, None | Some(KNOWN)) => Ok(disk),
+            (None, None) => Ok(disk),
+            (None, Some(what)) if is_known(&what) => Ok(disk),
             (None, Some(other)) => Err(Error::unsupported(
                 Code::OtherFormat,
                 format!("another format: {other} on {shown}; open a volume of {KNOWN}"),
@@ -56,7 +83,7 @@ pub(crate) fn find(
     let all = table.partitions.iter().zip(&held);
     let chosen = all.filter(|(partition, held)| match wanted {
         Some(number) => partition.number == number,
-        None => held.what == Some(KNOWN),
+        None => held.what.as_ref().is_some_and(is_known),
     });
     let chosen: Vec<_> = chosen.map(|(partition, _)| partition).collect();
     let several = |what: String| {
@@ -64,9 +91,10 @@ pub(crate) fn find(
         Err(Error::unsupported(Code::SeveralVolumes, what))
     };
     match (&chosen[..], wanted) {
-        (_, None) if whole == Some(KNOWN) => several(format!(
-            "{shown} holds {KNOWN} over the whole disk and a partition table too; choose with \
-             OpenOptions::partition, or open the whole disk with OpenOptions::open_devices"
+        (_, None) if whole.as_ref().is_some_and(is_known) => several(format!(
+            "{shown} holds {} over the whole disk and a partition table too; choose with \
+             OpenOptions::partition, or open the whole disk with OpenOptions::open_devices",
+            whole.unwrap_or_default()
         )),
         ([partition], _) => {
             let name = format!("{shown}@{}", partition.number);

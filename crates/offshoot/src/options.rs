@@ -7,6 +7,7 @@ use std::time::Duration;
 use offshoot_btrfs as btrfs;
 use offshoot_device::BlockDevice;
 use offshoot_vfs::{Errno, Error, Result, Timestamp};
+use offshoot_xfs::{XfsOptions, XfsReport};
 use rustix::process;
 
 use crate::Volume;
@@ -62,7 +63,7 @@ impl OpenOptions {
         Self::default()
     }
 
-    /// Opens the volume for writing too. Nobody else may use it meanwhile.
+    /// Opens the volume for writing too. Nobody else may use it meanwhile. XFS is only read.
     #[must_use]
     pub fn write(mut self, is_writable: bool) -> Self {
         self.is_writable = is_writable;
@@ -99,8 +100,8 @@ impl OpenOptions {
         self
     }
 
-    /// Reads the volume as its last commit left it, without what was fsynced since. It cannot be
-    /// written then.
+    /// Reads the volume without its log: btrfs as its last commit left it, without what was fsynced
+    /// since, and XFS as its blocks are. It cannot be written then.
     #[must_use]
     pub fn ignore_log(mut self, is_ignored: bool) -> Self {
         self.engine.is_log_ignored = is_ignored;
@@ -207,6 +208,19 @@ impl OpenOptions {
             engine.reporter = Some(Arc::new(move |report| warned(&report.to_string())));
         }
         Ok(engine)
+    }
+
+    /// What the engine of XFS is told.
+    pub(crate) fn for_xfs(&self) -> XfsOptions {
+        let mut engine = XfsOptions {
+            is_log_ignored: self.engine.is_log_ignored,
+            cache_bytes: self.engine.cache_bytes,
+            ..XfsOptions::default()
+        };
+        if let Some(warned) = self.warned.clone() {
+            engine.reporter = Some(Arc::new(move |report: &XfsReport| warned(&report.to_string())));
+        }
+        engine
     }
 }
 

@@ -6,6 +6,7 @@ mod look;
 mod subvolumes;
 
 use std::io;
+use std::ops::Deref;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -16,11 +17,13 @@ use offshoot_device::BlockDevice;
 use offshoot_vfs::escape::Escaped;
 use offshoot_vfs::path::{LastLink, at_path, resolve, resolve_end};
 use offshoot_vfs::{
-    self as vfs, EntryPlace, Errno, Error, FileId, FileSystem, FileSystemMut, Result, Timestamp,
+    self as vfs, Code, EntryPlace, Errno, Error, FileId, FileSystem, FileSystemMut, ReadOnlyFiles,
+    Result, Timestamp,
 };
+use offshoot_xfs::XfsVolume;
 
 use crate::OpenOptions;
-use crate::find::find;
+use crate::find::{KnownFormat, find};
 
 pub use look::{DirEntry, ReadDir, WalkEntry};
 
@@ -37,10 +40,44 @@ pub use look::{DirEntry, ReadDir, WalkEntry};
 /// a crash, and after the last handle is dropped without them, the volume has what was durable.
 #[derive(Clone)]
 pub struct Volume {
-    files: btrfs::Filesystem,
+    files: VolumeFiles,
     owner: (u32, u32),
     time: Option<Timestamp>,
     read_limit: u64,
+}
+
+/// The files of a volume, by its format.
+#[derive(Clone)]
+enum VolumeFiles {
+    Btrfs(btrfs::Filesystem),
+    Xfs(ReadOnlyFiles<XfsVolume>),
+}
+
+impl Deref for VolumeFiles {
+    type Target = dyn FileSystemMut;
+
+    fn deref(&self) -> &Self::Target {
+        match self {
+            Self::Btrfs(files) => files,
+            Self::Xfs(files) => files,
+        }
+    }
+}
+
+impl VolumeFiles {
+    /// Access to subvolumes.
+    fn btrfs(&self) -> Result<&btrfs::Filesystem> {
+        match self {
+            Self::Btrfs(files) => Ok(files),
+            Self::Xfs(_) => Err(only_in_btrfs("a subvolume")),
+        }
+    }
+}
+
+/// The error about `what`, which only volumes of btrfs have.
+fn only_in_btrfs(what: &str) -> Error {
+    let what = format!("{what} of an XFS volume: that is for btrfs alone");
+    Error::unsupported(Code::NotInFormat, what)
 }
 
 impl Volume {
@@ -62,18 +99,12 @@ impl Volume {
     }
 
     pub(crate) fn over(devices: Vec<Arc<dyn BlockDevice>>, options: &OpenOptions) -> Result<Self> {
-        let engine = options.for_engine()?;
-        let open = if options.is_writable {
-            btrfs::BtrfsVolume::open_writable
+        let format = devices.first().map(|device| KnownFormat::on(&**device)).transpose()?;
+        let files = if format == Some(KnownFormat::Xfs) {
+            VolumeFiles::Xfs(open_xfs(devices, options)?)
         } else {
-            btrfs::BtrfsVolume::open
+            VolumeFiles::Btrfs(open_btrfs(devices, options)?)
         };
-        let volume = open(devices, &engine)?;
-        let root = match &options.subvolume {
-            None => volume.default_subvolume()?,
-            Some(path) => subvolume_at(&volume.filesystem(TreeId::FS)?, bytes(path))?,
-        };
-        let files = volume.filesystem(root)?;
         let OpenOptions { owner, time, read_limit, .. } = *options;
         Ok(Self { files, owner, time, read_limit })
     }
@@ -81,13 +112,16 @@ impl Volume {
     /// The files by number instead of by path: the trait that the mount uses, which can do more.
     #[must_use]
     pub fn files(&self) -> &dyn FileSystemMut {
-        &self.files
+        &*self.files
     }
 
     /// What the volume has that is about no file: label, identity, trimming.
     #[must_use]
     pub fn file_system(&self) -> Arc<dyn vfs::Volume> {
-        self.files.volume().clone()
+        match &self.files {
+            VolumeFiles::Btrfs(files) => files.volume().clone(),
+            VolumeFiles::Xfs(files) => files.inner().clone(),
+        }
     }
 
     /// Makes everything durable that was done to the volume.
@@ -113,12 +147,12 @@ impl Volume {
 
     /// The file at `path`, links followed.
     fn file(&self, path: &[u8]) -> Result<FileId> {
-        resolve(&self.files, path, LastLink::Follow)
+        resolve(&*self.files, path, LastLink::Follow)
     }
 
     /// The name of the file at `path`, and the file; a link is the file itself.
     fn named(&self, path: &[u8]) -> Result<(NameInDirectory, FileId)> {
-        let end = resolve_end(&self.files, path, LastLink::Keep)?;
+        let end = resolve_end(&*self.files, path, LastLink::Keep)?;
         let file = end.file.ok_or_else(|| fail(Errno::NOENT, path))?;
         let (dir, name) = end.place.ok_or_else(|| fail(Errno::BUSY, path))?;
         Ok((NameInDirectory { dir, name }, file))
@@ -126,7 +160,7 @@ impl Volume {
 
     /// The free name that `path` is.
     fn free(&self, path: &[u8]) -> Result<NameInDirectory> {
-        let end = resolve_end(&self.files, path, LastLink::Keep)?;
+        let end = resolve_end(&*self.files, path, LastLink::Keep)?;
         match (end.place, end.file) {
             (Some((dir, name)), None) => Ok(NameInDirectory { dir, name }),
             _ => Err(fail(Errno::EXIST, path)),
@@ -144,6 +178,42 @@ impl NameInDirectory {
     fn place(&self) -> EntryPlace<'_> {
         EntryPlace { dir: self.dir, name: &self.name }
     }
+}
+
+/// Opens the btrfs volume with these members.
+fn open_btrfs(
+    devices: Vec<Arc<dyn BlockDevice>>,
+    options: &OpenOptions,
+) -> Result<btrfs::Filesystem> {
+    let engine = options.for_engine()?;
+    let open = if options.is_writable {
+        btrfs::BtrfsVolume::open_writable
+    } else {
+        btrfs::BtrfsVolume::open
+    };
+    let volume = open(devices, &engine)?;
+    let root = match &options.subvolume {
+        None => volume.default_subvolume()?,
+        Some(path) => subvolume_at(&volume.filesystem(TreeId::FS)?, bytes(path))?,
+    };
+    volume.filesystem(root)
+}
+
+/// Opens the XFS volume on the only one of `devices`.
+fn open_xfs(
+    mut devices: Vec<Arc<dyn BlockDevice>>,
+    options: &OpenOptions,
+) -> Result<ReadOnlyFiles<XfsVolume>> {
+    if options.is_writable {
+        let what = "writing an XFS volume, which is only read so far";
+        return Err(Error::unsupported(Code::FormatOnlyRead, what));
+    }
+    if options.subvolume.is_some() {
+        return Err(only_in_btrfs("a subvolume"));
+    }
+    let device = devices.pop().filter(|_| devices.is_empty());
+    let device = device.ok_or_else(|| only_in_btrfs("a further device"))?;
+    XfsVolume::open(device, &options.for_xfs()).map(ReadOnlyFiles::new)
 }
 
 /// The subvolume whose root is at `path`.

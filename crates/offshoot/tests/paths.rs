@@ -236,15 +236,14 @@ fn a_volume_is_found_in_a_compressed_image_which_is_only_read() -> Result<()> {
 #[test]
 fn another_format_is_refused_by_name_and_left_alone() {
     let dir = tempfile::tempdir().expect("a directory is made");
-    let path = dir.path().join("xfs.img");
+    let path = dir.path().join("f2fs.img");
     let mut bytes = vec![0; 300 << 20];
-    // The superblock of an XFS: magic, 4096 bytes a block, 76800 blocks; version 5.
-    bytes[..16].copy_from_slice(b"XFSB\0\0\x10\0\0\0\0\0\0\x01\x2c\0");
-    bytes[100..102].copy_from_slice(&[0xb4, 0xa5]);
+    // The magic of an F2FS.
+    bytes[1024..1028].copy_from_slice(&[0x10, 0x20, 0xf5, 0xf2]);
     fs::write(&path, &bytes).expect("the image is made");
     let error = Volume::open(&path).err().expect("it fails");
     assert_eq!(error.code(), Code::OtherFormat, "{error}");
-    assert!(error.to_string().contains("XFS"), "{error}");
+    assert!(error.to_string().contains("F2FS"), "{error}");
     assert_eq!(errno(Volume::create(&path, 300 << 20, &CreateOptions::new())), Errno::EXIST);
     assert!(fs::read(&path).expect("it is there") == bytes);
 }

@@ -64,7 +64,7 @@ codes! {
     Device = 2;
     /// Neither the disk nor a partition of it holds a volume.
     NoVolume = 101;
-    /// The disk holds a filesystem of another format, such as XFS.
+    /// The disk holds a filesystem of another format, such as ext4.
     OtherFormat = 102;
     /// The disk holds more than one volume, and none was chosen.
     SeveralVolumes = 103;
@@ -78,7 +78,7 @@ codes! {
     UnknownFeature = 201;
     /// The volume is being converted by another program.
     UnfinishedConversion = 202;
-    /// The pending tree log may be sound, and its replay lacks something or a device failed.
+    /// The pending log may be sound, and its replay lacks something or a device failed.
     LogNotReplayed = 203;
     /// A member is missing, and the volume was not to be opened without it.
     Incomplete = 204;
@@ -110,6 +110,8 @@ codes! {
     QuotaVersion = 313;
     /// Writing a volume with quotas that limit a group.
     QuotaLimits = 314;
+    /// Writing a volume of a format that is only read, such as XFS.
+    FormatOnlyRead = 315;
     /// Making a volume with a feature that we do not write.
     NewVolume = 401;
     /// Discarding on a host that cannot.
@@ -120,6 +122,8 @@ codes! {
     SubvolumePlace = 404;
     /// A directory is deeper than a walk goes.
     TooDeep = 405;
+    /// What the format of the volume does not have, such as a subvolume of XFS.
+    NotInFormat = 406;
     /// Something else that is not supported, which the text names.
     Unsupported = 499;
     /// A block of a tree.

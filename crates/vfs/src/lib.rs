@@ -1,7 +1,7 @@
 //! What a filesystem is to its callers.
 //!
-//! An engine implements [`FileSystem`], [`FileSystemMut`] if it writes, and [`Volume`] for what is
-//! about no file; the command line, the mount and the tests call it and know nothing of the format
+//! An engine implements [`FileSystem`], [`FileSystemMut`] if it writes ([`ReadOnlyFiles`] stands in
+//! for it otherwise), and [`Volume`] for what is about no file; the command line, the mount and the tests call it and know nothing of the format
 //! behind it. Three rules hold for every implementation:
 //!
 //! 1. All methods may be called from many threads at once.
@@ -26,6 +26,7 @@ mod flags;
 pub mod globs;
 mod name;
 pub mod path;
+mod read_only;
 mod volume;
 pub mod walk;
 pub mod wildcard;
@@ -41,6 +42,7 @@ pub use code::{Code, Structure};
 pub use error::{Corrupt, Errno, Error, Malformed, Nameless, OsReason, Result};
 pub use flags::FileFlags;
 pub use name::SafeName;
+pub use read_only::ReadOnlyFiles;
 pub use volume::{Trimmed, Volume, VolumeVersion};
 
 /// The longest name of a directory entry, in bytes.

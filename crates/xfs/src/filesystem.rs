@@ -1,4 +1,4 @@
-//! An open volume: the `vfs` trait over it.
+//! An open volume: the `vfs` traits over it.
 
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
@@ -6,9 +6,10 @@ use std::sync::Arc;
 use offshoot_device::BlockDevice;
 use offshoot_kit::read_ahead::ReadAhead;
 use offshoot_vfs::{
-    Attr, DirEntry, Error, FileFlags, FileId, FileSystem, Parent, Result, StatFs, Structure,
-    VolumeVersion,
+    Attr, DirEntry, Errno, Error, FileFlags, FileId, FileSystem, FileSystemMut, Parent,
+    ReadOnlyFiles, Result, StatFs, Structure, Trimmed, Volume, VolumeVersion,
 };
+use offshoot_xfs_format::superblock::XfsSuperblock;
 use offshoot_xfs_format::{AgNumber, Ino, XfsGeometry};
 
 use crate::attr::FileXattrs;
@@ -18,7 +19,7 @@ use crate::group;
 use crate::inode::{LoadedInode, XfsInodes, file_id};
 use crate::options::XfsOptions;
 use crate::symlink;
-use crate::volume::{self, OpenedXfs};
+use crate::volume::{self, OpenedXfs, XfsLogState};
 
 /// The blocks of each group that the kernel keeps free, so that its trees of free space can be
 /// changed. `statfs` counts them as used (seen).
@@ -78,27 +79,16 @@ impl XfsVolume {
         Ok(Arc::new(volume))
     }
 
-    /// Which volume it is. The state is known when the volume was unmounted and has checksums;
-    /// otherwise it is another one each time the volume is opened.
+    /// The superblock.
     #[must_use]
-    pub fn version(&self) -> VolumeVersion {
-        let fields = &self.volume.superblock.fields;
-        VolumeVersion {
-            volume: uuid::Uuid::from_bytes(fields.uuid).to_string(),
-            state: self.volume.state.clone(),
-        }
+    pub fn superblock(&self) -> &XfsSuperblock {
+        &self.volume.superblock
     }
 
-    /// The label; empty when it has none.
+    /// What the log held when the volume was opened.
     #[must_use]
-    pub fn label(&self) -> Vec<u8> {
-        self.volume.superblock.fields.label().to_vec()
-    }
-
-    /// The unit in which data is allocated, in bytes.
-    #[must_use]
-    pub fn block_size(&self) -> u32 {
-        self.volume.superblock.fields.blocksize.get()
+    pub fn log_state(&self) -> &XfsLogState {
+        &self.volume.log
     }
 
     /// The names of the features that the superblock has, as the book spells them.
@@ -146,6 +136,46 @@ impl XfsVolume {
         }
         let groups = 0..self.geometry().ag_count;
         groups.map(|ag| group::free_blocks(&self.volume.buffers, AgNumber(ag))).sum()
+    }
+}
+
+impl Volume for XfsVolume {
+    fn files(self: Arc<Self>, dev: u64) -> Result<Box<dyn FileSystemMut>> {
+        if dev != self.root().dev {
+            return Err(Error::posix(Errno::NOENT, format!("number space {dev} of an XFS volume")));
+        }
+        Ok(Box::new(ReadOnlyFiles::new(self)))
+    }
+
+    /// The state is known when the volume was unmounted and has checksums; otherwise it is another
+    /// one each time the volume is opened.
+    fn version(&self) -> VolumeVersion {
+        let fields = &self.volume.superblock.fields;
+        VolumeVersion {
+            volume: uuid::Uuid::from_bytes(fields.uuid).to_string(),
+            state: self.volume.state.clone(),
+        }
+    }
+
+    fn block_size(&self) -> u32 {
+        self.volume.superblock.fields.blocksize.get()
+    }
+
+    fn label(&self) -> Vec<u8> {
+        self.volume.superblock.fields.label().to_vec()
+    }
+
+    fn set_label(&self, _: &[u8]) -> Result<()> {
+        Err(Error::posix(Errno::ROFS, "the label of an XFS volume"))
+    }
+
+    fn trim(&self, _: Range<u64>) -> Result<Trimmed> {
+        Err(Error::posix(Errno::ROFS, "trimming an XFS volume"))
+    }
+
+    /// There is nothing to write.
+    fn shut_down(&self) -> Result<()> {
+        Ok(())
     }
 }
 

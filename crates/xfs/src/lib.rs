@@ -1,14 +1,17 @@
 //! The XFS engine: real XFS volumes, without root and without the kernel.
 //!
 //! An [`XfsVolume`] is opened from its device and read through the
-//! [`FileSystem`](offshoot_vfs::FileSystem) trait, by many threads at once. It is not written.
+//! [`FileSystem`](offshoot_vfs::FileSystem) trait, by many threads at once. It is not written: the
+//! files that [`Volume::files`](offshoot_vfs::Volume::files) gives refuse every change. [`mkfs_xfs`]
+//! makes an empty one.
 //!
 //! The modules are the rooms of the engine, from the top down. A room calls only the rooms below
 //! it.
 //!
 //! | module | what it does |
 //! |---|---|
-//! | `filesystem` | an open volume behind the `vfs` trait |
+//! | `mkfs` | makes volumes |
+//! | `filesystem` | an open volume behind the `vfs` traits |
 //! | `volume` | opens: superblock, obstacles, the state of the log |
 //! | `dir`, `attr`, `symlink`, `data` | names, extended attributes, targets of links, contents |
 //! | `da`, `remote` | trees of hashes; values in blocks of their own |
@@ -27,6 +30,7 @@ mod dir;
 mod filesystem;
 mod group;
 mod inode;
+mod mkfs;
 mod options;
 mod remote;
 mod report;
@@ -34,5 +38,7 @@ mod symlink;
 mod volume;
 
 pub use filesystem::XfsVolume;
+pub use mkfs::{XfsMkfsFeatures, XfsMkfsOptions, XfsStripe, mkfs_xfs};
 pub use options::XfsOptions;
 pub use report::{XFS_EVENT_TARGETS, XfsReport, XfsReporter};
+pub use volume::XfsLogState;

@@ -19,6 +19,27 @@ use crate::options::XfsOptions;
 use crate::report::{XfsReport, tell};
 use superblock::VolumeSuperblock;
 
+/// What a log holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum XfsLogState {
+    /// Nothing: the volume was unmounted.
+    Empty,
+    /// Changes that are not in their places yet.
+    Pending,
+    /// It cannot be read, for this reason.
+    Unreadable(String),
+}
+
+impl XfsLogState {
+    fn of(ends: &Result<XfsLogEnds>) -> Self {
+        match ends {
+            Ok(ends) if ends.is_clean => Self::Empty,
+            Ok(_) => Self::Pending,
+            Err(error) => Self::Unreadable(error.to_string()),
+        }
+    }
+}
+
 /// A volume whose superblock and log were looked at.
 #[derive(Debug)]
 pub(crate) struct OpenedXfs {
@@ -26,6 +47,7 @@ pub(crate) struct OpenedXfs {
     pub(crate) buffers: XfsBuffers,
     /// Whether the counters of the superblock are right.
     pub(crate) are_counters_right: bool,
+    pub(crate) log: XfsLogState,
     /// The state of the volume ([`VolumeVersion::state`](offshoot_vfs::VolumeVersion::state)).
     pub(crate) state: String,
 }
@@ -50,23 +72,30 @@ pub(crate) fn open(device: Arc<dyn BlockDevice>, options: &XfsOptions) -> Result
         tell(reporter, &XfsReport::ShortDevice { device, size_bytes, expected_bytes });
     }
     let buffers = XfsBuffers::new(device, geometry, options.cache_bytes);
-    let ends = if options.is_log_ignored {
-        tell(reporter, &XfsReport::LogIgnored);
-        log_ends(&superblock, &buffers).ok()
-    } else {
-        Some(require_clean_log(&superblock, &buffers)?)
+    let ends = log_ends(&superblock, &buffers);
+    let log = XfsLogState::of(&ends);
+    let ends = match (ends, &log) {
+        (Ok(ends), XfsLogState::Empty) => Some(ends),
+        _ if options.is_log_ignored => {
+            tell(reporter, &XfsReport::LogIgnored);
+            None
+        }
+        (Ok(_), _) => {
+            let what = format!("an XFS log that is not empty: {NEXT_STEP}");
+            return Err(Error::unsupported(Code::LogNotReplayed, what));
+        }
+        (Err(error), _) => return Err(error),
     };
-    let are_counters_right = is_first && !options.is_log_ignored;
+    let are_counters_right = is_first && ends.is_some();
     let ends = ends.filter(|_| is_first);
     let state = ends.and_then(|ends| state(&superblock, &ends)).unwrap_or_else(state_of_opening);
-    Ok(OpenedXfs { superblock, buffers, are_counters_right, state })
+    Ok(OpenedXfs { superblock, buffers, are_counters_right, log, state })
 }
 
-/// The state of a volume that was unmounted: where its log ends, which each change moves. `None`
-/// when that does not tell. A log that is not clean ends in the same place before and after its
-/// changes reach their blocks; one that was zeroed begins anew, as repairs of V4 do with each log.
+/// The state of a volume with this empty log: where the log ends, which each change moves. `None`
+/// when that does not tell. A log that was zeroed begins anew, as repairs of V4 do with each log.
 fn state(superblock: &XfsSuperblock, ends: &XfsLogEnds) -> Option<String> {
-    let tells = ends.is_clean && ends.last.is_some() && superblock.geometry.has_checksums();
+    let tells = ends.last.is_some() && superblock.geometry.has_checksums();
     tells.then(|| format!("superblock {}, log {}", Lsn(superblock.fields.lsn.get()), ends.head))
 }
 
@@ -78,16 +107,6 @@ fn state_of_opening() -> String {
 
 /// What a user can do about a log that is not replayed.
 const NEXT_STEP: &str = "mount the volume once with the kernel, or open it with the log ignored";
-
-/// The ends of the log; fails unless the volume was unmounted.
-fn require_clean_log(superblock: &XfsSuperblock, buffers: &XfsBuffers) -> Result<XfsLogEnds> {
-    let ends = log_ends(superblock, buffers)?;
-    if ends.is_clean {
-        return Ok(ends);
-    }
-    let what = format!("an XFS log that is not empty: {NEXT_STEP}");
-    Err(Error::unsupported(Code::LogNotReplayed, what))
-}
 
 fn log_ends(superblock: &XfsSuperblock, buffers: &XfsBuffers) -> Result<XfsLogEnds> {
     let obstacles = superblock.fields.obstacles();

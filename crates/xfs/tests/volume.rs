@@ -16,7 +16,7 @@ use offshoot_testkit::scratch_dir;
 use offshoot_testkit::xfs::disk::{RECOVERY, XfsDisk, XfsShutdown};
 use offshoot_testkit::xfs::fill;
 use offshoot_testkit::xfs::judges::{self, XfsJudges};
-use offshoot_vfs::{Code, Errno, FileId, FileSystem, FileType};
+use offshoot_vfs::{Code, Errno, FileId, FileSystem, FileType, Volume};
 use offshoot_xfs::{XfsOptions, XfsReport, XfsVolume};
 use offshoot_xfs_format::superblock::XfsSuperblock;
 
@@ -321,6 +321,20 @@ fn a_damaged_superblock_has_copies_if_they_agree() {
         assert_eq!(error.code(), Code::Superblock, "{error}");
         assert!(error.to_string().contains("xfs_repair"), "{error}");
     }
+}
+
+/// The search for copies ends at the end of the device, whatever sizes it tries.
+#[test]
+fn a_volume_without_a_sound_superblock_is_damaged() {
+    let Some(judges) = judges::require() else { return };
+    let disk = with_file(&judges, "");
+    let group = disk.field(&["sb 0"], "agblocks") * disk.field(&["sb 0"], "blocksize");
+    let image = File::options().write(true).open(disk.image()).unwrap();
+    for number in 0..disk.field(&["sb 0"], "agcount") {
+        image.write_all_at(&[0xa5; 64], number * group + 16).unwrap();
+    }
+    let error = try_open(&disk, &XfsOptions::default()).unwrap_err();
+    assert_eq!(error.code(), Code::Superblock, "{error}");
 }
 
 /// An image of 512 MiB, with the field of its first superblock set so.

@@ -16,17 +16,14 @@ use offshoot_btrfs_format::superblock::{
 };
 use offshoot_btrfs_format::{Physical, TreeId};
 use offshoot_device::BlockDevice;
-use offshoot_vfs::{Error, Result};
+use offshoot_kit::new_volume;
+use offshoot_vfs::Result;
 use zerocopy::FromZeros;
 
 use super::GENERATION;
 use super::layout::Layout;
 use super::options::VolumeSpec;
 use super::trees::{NewTrees, device_item};
-use crate::space::RESERVED_BYTES;
-
-/// The size of a read and of a write when a device is wiped, in bytes.
-const WIPE_PIECE: u64 = 64 << 10;
 
 /// The flag of a superblock that a commit wrote.
 const SUPER_FLAG_WRITTEN: u64 = 1;
@@ -39,7 +36,7 @@ pub(super) fn volume(
     trees: &NewTrees,
 ) -> Result<()> {
     for device in devices {
-        wipe(&**device)?;
+        new_volume::wipe(&**device)?;
     }
     flush(devices)?;
     write_blocks(devices, spec, layout, trees)?;
@@ -50,7 +47,7 @@ pub(super) fn volume(
         superblock.dev_item = device_item(spec, layout, index);
         for place in superblock_places(layout.devices[index].total_bytes).rev() {
             let bytes = sealed_superblock(&superblock, Physical(place), spec.checksum);
-            write(&**device, place, &bytes[..])?;
+            new_volume::write(&**device, place, &bytes[..])?;
         }
     }
     flush(devices)
@@ -60,36 +57,6 @@ pub(super) fn volume(
 fn superblock_places(total_bytes: u64) -> impl DoubleEndedIterator<Item = u64> {
     let fits = move |place: &u64| place + SUPERBLOCK_SIZE as u64 <= total_bytes;
     SUPERBLOCK_OFFSETS.into_iter().filter(fits)
-}
-
-/// Zeroes everything that a program could recognise as other contents: both ends, where all kinds
-/// of volumes have their signatures, and the superblocks of an old btrfs.
-fn wipe(device: &dyn BlockDevice) -> Result<()> {
-    let size = device.size_bytes();
-    let end = RESERVED_BYTES.min(size);
-    wipe_range(device, 0, end)?;
-    wipe_range(device, size.saturating_sub(RESERVED_BYTES).max(end), size)?;
-    for place in superblock_places(size) {
-        wipe_range(device, place, place + SUPERBLOCK_SIZE as u64)?;
-    }
-    Ok(())
-}
-
-fn wipe_range(device: &dyn BlockDevice, start: u64, end: u64) -> Result<()> {
-    let mut at = start;
-    while at < end {
-        let len = WIPE_PIECE.min(end - at);
-        let mut bytes = vec![0; usize::try_from(len).expect("a piece is small")];
-        device
-            .read_at(at, &mut bytes)
-            .map_err(|e| Error::io(format!("{}: reading at {at}", device.name()), e))?;
-        if bytes.iter().any(|&byte| byte != 0) {
-            bytes.fill(0);
-            write(device, at, &bytes)?;
-        }
-        at += len;
-    }
-    Ok(())
 }
 
 fn write_blocks(
@@ -109,7 +76,7 @@ fn write_blocks(
             for (stripe, place) in run.copies {
                 let number = chunk.stripes[stripe].device.0;
                 let index = usize::try_from(number - 1).expect("a device that was given");
-                write(&*devices[index], place.0, part)?;
+                new_volume::write(&*devices[index], place.0, part)?;
             }
             at.0 += run.len;
             rest = after;
@@ -186,15 +153,6 @@ fn backup(item: &SuperblockItem, trees: &NewTrees) -> RootBackup {
     }
 }
 
-fn write(device: &dyn BlockDevice, at: u64, bytes: &[u8]) -> Result<()> {
-    let len = bytes.len();
-    device
-        .write_at(at, bytes)
-        .map_err(|e| Error::io(format!("{}: writing {len} bytes at {at}", device.name()), e))
-}
-
 fn flush(devices: &[Arc<dyn BlockDevice>]) -> Result<()> {
-    devices.iter().try_for_each(|device| {
-        device.flush().map_err(|e| Error::io(format!("{}: flush", device.name()), e))
-    })
+    devices.iter().try_for_each(|device| new_volume::flush(&**device))
 }

@@ -19,6 +19,8 @@ nofail (a volume that is not there is no error), idmap (root can show it elsewhe
 offers it: Linux 6.14, with Y in /sys/module/fuse/parameters/enable_uring), nosandbox, \
 remount with ro, rw, suid, dev, exec and the options that are in force. As a user, `fusermount3` mounts.
 
+A volume of XFS is only read: it needs -o ro.
+
 Options that are only wishes are accepted, with one warning: autodefrag, lazytime, strictatime, thread_pool=, user_xattr, skip_balance, clear_cache, \
 user_subvol_rm_allowed and others of btrfs(5) and mount(8). Those that a user would rely on are refused by name: sync, noacl, usebackuproot and others.
 

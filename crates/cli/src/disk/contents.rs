@@ -4,15 +4,14 @@ use std::fmt::Write as _;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use offshoot_btrfs::occupant_at;
 use offshoot_device::{
-    BlockDevice, DiskContents, Partition, PartitionContents, PartitionTable, TableKind,
+    BlockDevice, DiskContents, Partition, PartitionContents, PartitionTable, TableKind, occupant_at,
 };
 
 use super::DiskName;
+use super::format::{KNOWN, VolumeFormat};
 use crate::exit::{Result, VerbFailure};
 use crate::output::{Escaped, human_size};
-use crate::verbs::btrfs::label::label_at;
 
 /// The contents of a disk.
 pub(crate) struct NamedContents {
@@ -46,12 +45,9 @@ pub(crate) struct ChosenPartition {
     pub(crate) warning: Option<String>,
 }
 
-/// The only filesystem format that this program opens.
-const KNOWN: &str = "btrfs";
-
 impl PartitionHolding {
     fn is_known(&self) -> bool {
-        self.what == Some(KNOWN)
+        self.what.and_then(VolumeFormat::of).is_some()
     }
 
     /// The contents in words.
@@ -71,10 +67,12 @@ impl NamedContents {
     pub(crate) fn read(device: &dyn BlockDevice, file: &Path) -> Result<Self> {
         let look = |start, len| {
             let Some(what) = occupant_at(device, start, len)? else { return Ok(None) };
-            let label = if what == KNOWN { label_at(device, start)? } else { Vec::new() };
-            Ok(Some((what, label)))
+            let format = VolumeFormat::of(what);
+            let label = format.map(|format| format.label_at(device, start)).transpose()?;
+            Ok(Some((what, label.unwrap_or_default())))
         };
-        let contents = DiskContents::read(device, look, |(what, _)| *what == KNOWN);
+        let contents =
+            DiskContents::read(device, look, |(what, _)| VolumeFormat::of(what).is_some());
         let DiskContents { whole, table, is_table_guessed } =
             contents.map_err(|error| VerbFailure::Host(file.display().to_string(), error))?;
         let held = |PartitionContents { what, is_cut_off }| {
@@ -89,9 +87,9 @@ impl NamedContents {
         })
     }
 
-    /// Whether the disk as a whole is a volume.
-    pub(crate) fn is_volume(&self) -> bool {
-        self.whole == Some(KNOWN)
+    /// The format of the volume that the disk as a whole is.
+    fn format(&self) -> Option<VolumeFormat> {
+        self.whole.and_then(VolumeFormat::of)
     }
 
     /// The partition that `name` selects; `None` for the whole disk.
@@ -102,16 +100,20 @@ impl NamedContents {
     ) -> Result<Option<ChosenPartition>> {
         let shown = Escaped(self.file.as_os_str().as_bytes());
         let end = if may_have_path { ":/" } else { "" };
+        let format = self.format();
+        if let (Some((table, _)), None, Some(format)) = (&self.table, &name.partition, format)
+            && !table.partitions.is_empty()
+        {
+            // Most likely one of the two is left over from an earlier use.
+            let message = format!(
+                "{shown} holds {} over the whole disk and a partition table too: write \
+                 {shown}@NUMBER{end}, or --offset 0 for the whole disk",
+                format.name()
+            );
+            return Err(VerbFailure::Refused(message));
+        }
         let (table, held) = match (&self.table, &name.partition) {
-            (Some((table, _)), None) if self.is_volume() && !table.partitions.is_empty() => {
-                // Most likely one of the two is left over from an earlier use.
-                let message = format!(
-                    "{shown} holds {KNOWN} over the whole disk and a partition table too: write \
-                     {shown}@NUMBER{end}, or --offset 0 for the whole disk"
-                );
-                return Err(VerbFailure::Refused(message));
-            }
-            (_, None) if self.is_volume() => return Ok(None),
+            (_, None) if format.is_some() => return Ok(None),
             (Some((table, held)), _) => (table, held),
             (None, Some(partition)) => {
                 let partition = Escaped(partition.as_bytes());

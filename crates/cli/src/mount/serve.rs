@@ -16,7 +16,6 @@ use std::sync::Arc;
 use std::thread;
 
 use nix::sys::signal::{SigSet, Signal};
-use offshoot_btrfs_format::TreeId;
 use offshoot_fuse::{
     Gate, Helper, MountControl, Mounter, ServeOptions, Server, Transport, Unmount,
 };
@@ -160,7 +159,7 @@ fn start(
     let mut options = ServeOptions::over(wanted.transport);
     options.owner = wanted.owner;
     // 32-bit programs can `stat` files of the top-level subvolume.
-    options.plain_space = TreeId::FS.0;
+    options.plain_space = fs.plain_space();
     options.allows_idmap = wanted.allows_idmap;
     options.reporter = Some(Arc::new(move |error: &Error| for_errors.line(error)));
     options.volume = Some(fs.volume());

@@ -102,6 +102,9 @@ impl DuRun<'_> {
         let file = session.file(LastLink::Keep)?;
         let attr = session.fs.attr(file).map_err(|error| session.named(error))?;
         let mut shared = SharedRanges::default();
+        if self.arguments.shares {
+            sharing::require(&session.fs)?;
+        }
         let own = self.space(session, &attr, &mut shared).map_err(|error| session.named(error))?;
         let Some(own) = own else { return Ok(DuSpace::default()) };
         let path = session.path.clone();

@@ -103,14 +103,16 @@ fn errors_say_what_there_is_and_what_to_write() {
     let bench = KernelImage::new(&judges);
     ext4(&bench, "ext4.img", 16 * MIB);
     let said = bench.fails(&["ls", "ext4.img"], 1);
-    assert_eq!(said, "offshoot: ext4.img: ext2, ext3 or ext4, not btrfs\n");
+    assert_eq!(said, "offshoot: ext4.img: ext2, ext3 or ext4, not btrfs or XFS\n");
     bench.partitioned("gpt.img", 320 * MIB, &format!("{GPT}start=160MiB, size=128MiB\n"));
     let said = bench.fails(&["ls", "gpt.img"], 1);
-    assert!(said.contains("gpt.img: a disk with a GPT, and none of its partitions holds btrfs"));
+    assert!(
+        said.contains("gpt.img: a disk with a GPT, and none of its partitions holds btrfs or XFS")
+    );
     bench.put_volume("gpt.img", 20 * MIB);
     bench.put_volume("gpt.img", 160 * MIB);
     let said = bench.fails(&["ls", "gpt.img:/"], 2);
-    assert!(said.contains("2 of its partitions hold btrfs\n"), "{said}");
+    assert!(said.contains("2 of its partitions hold btrfs or XFS\n"), "{said}");
     let line = "partition 2, 128 MiB, holds btrfs, labelled root: write gpt.img@2:/\n";
     assert!(said.contains(line), "{said}");
     let said = bench.fails(&["ls", "gpt.img@root:/"], 2);

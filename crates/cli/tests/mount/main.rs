@@ -20,6 +20,7 @@
 //! | `mapped` | the kernel's btrfs, shown with the same mapped ids |
 //! | `overlay` | an overlay over the kernel's btrfs, with the same changes |
 //! | `transports` | the log, which names the transport |
+//! | `xfs` | the kernel's XFS, which shows the same volume |
 //!
 //! The tests run over `/dev/fuse`, and over io_uring where `OFFSHOOT_TEST_TRANSPORT` is `io_uring`:
 //! `cargo xtask test` does both.
@@ -47,6 +48,7 @@ mod same;
 mod suites;
 mod transports;
 mod work;
+mod xfs;
 
 use std::ffi::OsStr;
 use std::io::Read;
@@ -67,18 +69,22 @@ use tempfile::TempDir;
 
 /// The judges; the kernel must offer FUSE too.
 fn require() -> Option<Judges> {
-    let judges = judges::require()?;
+    judges::require().filter(|_| can_mount())
+}
+
+/// Whether the kernel offers the transport of this run. If not, the reason is printed.
+fn can_mount() -> bool {
     if is_over_ring()
         && let Err(reason) = io_uring::can_be_had()
     {
         judges::skip(&reason);
-        return None;
+        return false;
     }
     let device = std::fs::File::options().read(true).write(true).open("/dev/fuse");
     device.expect(
         "/dev/fuse is there: boot a kernel with FUSE, or load its module (`modprobe fuse`)",
     );
-    Some(judges)
+    true
 }
 
 /// Whether this run uses io_uring.

@@ -7,8 +7,7 @@ use std::path::Path;
 use offshoot_vfs::path::{LastLink, at_path, prefix, resolve_end};
 use offshoot_vfs::walk::{DEPTH_MAX, WalkVisitor, WalkedFile, walk};
 use offshoot_vfs::{
-    EntryPlace, Errno, Error, FileId, FileSystem, FileSystemMut, FileType, NewFile, Result,
-    SetAttr, XattrMode,
+    EntryPlace, Errno, Error, FileId, FileType, NewFile, Result, SetAttr, XattrMode,
 };
 
 use super::{NameInDirectory, Volume, bytes, fail, owned};
@@ -54,7 +53,7 @@ impl Volume {
     }
 
     fn file_or_new(&self, path: &[u8]) -> Result<FileId> {
-        let end = resolve_end(&self.files, path, LastLink::Follow)?;
+        let end = resolve_end(&*self.files, path, LastLink::Follow)?;
         match (end.file, end.place) {
             (Some(file), _) => Ok(file),
             (None, Some((dir, name))) if !end.must_be_directory => {
@@ -102,7 +101,7 @@ impl Volume {
         let named = |error| at_path(error, path);
         let ends = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(end, _)| end);
         for end in ends.chain([path.len()]) {
-            let end = resolve_end(&self.files, &path[..end], LastLink::Follow)?;
+            let end = resolve_end(&*self.files, &path[..end], LastLink::Follow)?;
             let file = match (end.file, end.place) {
                 (Some(file), _) => file,
                 (None, Some((dir, name))) => {
@@ -157,7 +156,7 @@ impl Volume {
     pub fn rename(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<()> {
         let (from, to) = (bytes(from.as_ref()), bytes(to.as_ref()));
         let (old, file) = self.named(from)?;
-        let end = resolve_end(&self.files, to, LastLink::Keep)?;
+        let end = resolve_end(&*self.files, to, LastLink::Keep)?;
         let (dir, name) = end.place.ok_or_else(|| fail(Errno::BUSY, to))?;
         let attr = self.files.attr(file).map_err(|error| at_path(error, from))?;
         if end.must_be_directory && attr.file_type != FileType::Directory {
@@ -203,7 +202,7 @@ impl Volume {
             return Err(fail(Errno::XDEV, path));
         }
         let mut removal = RemovalVisitor { volume: self, top: path, failed: None };
-        walk(&self.files, top, name, DEPTH_MAX, &mut removal);
+        walk(&*self.files, top, name, DEPTH_MAX, &mut removal);
         removal.failed.map_or(Ok(()), Err)
     }
 

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use offshoot_vfs::escape::Escaped;
 use offshoot_vfs::path::{LastLink, at_path, prefix, resolve};
 use offshoot_vfs::walk::{DEPTH_MAX, WalkVisitor, WalkedFile, walk as walk_tree};
-use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystem, FileType, Result, Structure};
+use offshoot_vfs::{Attr, Errno, Error, FileId, FileType, Result, Structure};
 
 use super::{Volume, bytes, fail, owned};
 
@@ -79,7 +79,7 @@ impl Volume {
 
     fn attr(&self, path: &Path, last: LastLink) -> Result<Attr> {
         let path = bytes(path);
-        let file = resolve(&self.files, path, last)?;
+        let file = resolve(&*self.files, path, last)?;
         self.files.attr(file).map_err(|error| at_path(error, path))
     }
 
@@ -101,7 +101,7 @@ impl Volume {
     /// `EINVAL` for another file.
     pub fn read_link(&self, path: impl AsRef<Path>) -> Result<PathBuf> {
         let path = bytes(path.as_ref());
-        let file = resolve(&self.files, path, LastLink::Keep)?;
+        let file = resolve(&*self.files, path, LastLink::Keep)?;
         let target = self.files.read_link(file).map_err(|error| at_path(error, path))?;
         Ok(PathBuf::from(OsString::from_vec(target)))
     }
@@ -156,7 +156,7 @@ impl Volume {
             return Err(fail(Errno::NOTDIR, path));
         }
         let mut walker = Walker { top: path, visit: &mut visit, is_stopped: false };
-        walk_tree(&self.files, top, (), DEPTH_MAX, &mut walker);
+        walk_tree(&*self.files, top, (), DEPTH_MAX, &mut walker);
         Ok(())
     }
 }

@@ -13,11 +13,11 @@ impl Volume {
     /// # Errors
     /// `EEXIST`, `ENOENT` for a directory above it.
     pub fn create_subvolume(&self, path: impl AsRef<Path>) -> Result<()> {
-        let path = bytes(path.as_ref());
+        let (path, files) = (bytes(path.as_ref()), self.files.btrfs()?);
         let name = self.free(path)?;
         let made = self
             .new_file(name.dir, 0o755)
-            .and_then(|new| self.files.create_subvolume(name.place(), &new));
+            .and_then(|new| files.create_subvolume(name.place(), &new));
         made.map(drop).map_err(|error| at_path(error, path))
     }
 
@@ -32,10 +32,10 @@ impl Volume {
         path: impl AsRef<Path>,
         is_read_only: bool,
     ) -> Result<()> {
-        let path = bytes(path.as_ref());
-        let source = subvolume_at(&self.files, bytes(source.as_ref()))?;
+        let (path, files) = (bytes(path.as_ref()), self.files.btrfs()?);
+        let source = subvolume_at(files, bytes(source.as_ref()))?;
         let name = self.free(path)?;
-        let taken = self.files.snapshot(source, name.place(), is_read_only, self.now());
+        let taken = files.snapshot(source, name.place(), is_read_only, self.now());
         taken.map(drop).map_err(|error| at_path(error, path))
     }
 
@@ -45,9 +45,9 @@ impl Volume {
     /// # Errors
     /// `EINVAL` when no subvolume is there, `ENOTEMPTY` when it holds subvolumes.
     pub fn delete_subvolume(&self, path: impl AsRef<Path>) -> Result<()> {
-        let path = bytes(path.as_ref());
+        let (path, files) = (bytes(path.as_ref()), self.files.btrfs()?);
         let (name, _) = self.named(path)?;
-        let deleted = self.files.delete_subvolume(name.place(), self.now());
+        let deleted = files.delete_subvolume(name.place(), self.now());
         deleted.map_err(|error| at_path(error, path))
     }
 }

@@ -55,10 +55,13 @@ pub(super) fn read(
     Ok(VolumeSuperblock { superblock, is_first: false })
 }
 
-/// The largest sector at `at`, cut at the end of the device.
+/// The largest sector at `at`, cut at the end of the device; empty behind it.
 fn sector_at(device: &dyn BlockDevice, at: u64) -> Result<Vec<u8>> {
     let len = device.size_bytes().saturating_sub(at).min(1 << SECTOR_LOGS.end());
     let mut bytes = vec![0; usize::try_from(len).unwrap_or(0)];
+    if bytes.is_empty() {
+        return Ok(bytes);
+    }
     device.read_at(at, &mut bytes).map_err(|error| {
         Error::io(format!("reading {len} bytes at {at} of {}", device.name()), error)
     })?;

@@ -16,12 +16,12 @@ use offshoot_vfs::{
 };
 use uuid::Uuid;
 
-use super::mkfs::{NewImages, usage};
 use super::statistics::Statistics;
 use crate::args::LayerArguments;
 use crate::edit::moment;
 use crate::exit::{Result, VerbFailure};
 use crate::output::{Console, human_size};
+use crate::verbs::mkfs::{NewImages, usage};
 use crate::workload::{DirFsync, Enospc, FsMark, Site, timed_sync};
 pub(crate) use arguments::{BENCH_HELP, BenchVerb};
 use arguments::{BenchVolume, DirFsyncArguments, EnospcArguments, FsMarkArguments};

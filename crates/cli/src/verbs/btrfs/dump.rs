@@ -1,9 +1,6 @@
-//! `offshoot dump`: structures of the format, decoded.
-//!
-//! Each structure is decoded once, into [`fields::Fields`], and printed either as lines or as JSON.
+//! `offshoot dump` for btrfs.
 
 mod chunks;
-mod fields;
 mod items;
 mod log;
 mod superblock;
@@ -15,6 +12,7 @@ use std::sync::Arc;
 use crate::args::DumpVerb;
 use crate::exit::Result;
 use crate::output::Console;
+use crate::verbs::dump::only_in_xfs;
 
 pub(in crate::verbs) fn run(
     verb: &DumpVerb,
@@ -26,5 +24,6 @@ pub(in crate::verbs) fn run(
         DumpVerb::Chunks(arguments) => chunks::run(arguments, out, console),
         DumpVerb::Log(arguments) => log::run(arguments, out, console),
         DumpVerb::Tree(arguments) => tree::run(arguments, out, console),
+        DumpVerb::Groups(_) | DumpVerb::Inode(_) => Err(only_in_xfs()),
     }
 }

@@ -6,14 +6,13 @@ use crate::args::InForceArguments;
 use crate::exit::{Result, VerbFailure};
 use crate::mount::Served;
 use crate::output::write_line;
-use crate::session::subvolume_of;
 
 pub(in crate::verbs) fn run(arguments: &InForceArguments, out: &mut dyn Write) -> Result {
     let live = arguments.live.as_ref().ok_or_else(|| {
         let directory = arguments.directory.display();
         VerbFailure::Usage(format!("{directory}: no volume is mounted there with offshoot"))
     })?;
-    let subvolume = subvolume_of(live.fs.btrfs().volume(), arguments.subvolume.as_deref())?;
+    let subvolume = live.fs.subvolume(arguments.subvolume.as_deref())?;
     let (root, options) = (live.first, live.options.clone());
-    Ok(write_line(out, &Served { subvolume: subvolume.0, root, options })?)
+    Ok(write_line(out, &Served { subvolume, root, options })?)
 }

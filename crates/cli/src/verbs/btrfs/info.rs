@@ -1,4 +1,4 @@
-//! `offshoot info`: shows what a volume is.
+//! `offshoot info` for btrfs.
 
 use std::io::Write;
 use std::ops::ControlFlow;
@@ -12,7 +12,6 @@ use offshoot_vfs::{self as vfs, Errno};
 use serde::Serialize;
 
 use super::space::{Allocation, allocations};
-use crate::args::InfoArguments;
 use crate::exit::Result;
 use crate::output::{Console, Escaped, human_size, json_name, write_line};
 use crate::session::Session;
@@ -62,21 +61,16 @@ struct Device {
     allocated: u64,
 }
 
-pub(in crate::verbs) fn run(
-    arguments: &InfoArguments,
+/// Shows the volume of `session`, which is on `disk`.
+pub(in crate::verbs) fn show(
+    session: &Session,
+    disk: DiskInfo,
+    is_json: bool,
     out: &mut dyn Write,
-    console: &Arc<Console>,
+    console: &Console,
 ) -> Result {
-    let disk = DiskInfo::read(&arguments.volume)?;
-    if !disk.has_volume {
-        return if arguments.json { Ok(write_line(out, &disk)?) } else { disk.print(out) };
-    }
-    let session = Session::open_stored(&arguments.volume, console)?;
-    let info = Info::new(&session, disk, console);
-    if arguments.json {
-        return Ok(write_line(out, &info)?);
-    }
-    info.print(out)
+    let info = Info::new(session, disk, console);
+    if is_json { Ok(write_line(out, &info)?) } else { info.print(out) }
 }
 
 impl Info {

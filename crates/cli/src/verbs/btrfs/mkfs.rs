@@ -1,85 +1,14 @@
-//! `offshoot mkfs`: makes a volume.
+//! The options for a new volume of btrfs.
 
-mod arguments;
-
-use std::io::Write;
-use std::path::{Path, PathBuf, absolute};
-
-use offshoot_btrfs::{MkfsFeatures, MkfsOptions, mkfs};
-use offshoot_device::{FileDevice, ImageKind};
-use offshoot_vfs::{Errno, Error};
-use serde::Serialize;
+use offshoot_btrfs::{MkfsFeatures, MkfsOptions};
+use offshoot_btrfs_format::csum::ChecksumType;
 use uuid::Uuid;
 
-use crate::args::LayerArguments;
-use crate::disk::{DiskName, MemberDisk, in_common, refuse_shared};
-use crate::edit::{host_id, moment};
-use crate::exit::{Result, VerbFailure};
-use crate::output::{human_size, write_line};
-pub(crate) use arguments::{MKFS_HELP, MkfsArguments, parse_node_size};
+use crate::edit::moment;
+use crate::exit::Result;
+use crate::verbs::mkfs::{MkfsArguments, root_owner, usage};
 
-/// The new volume.
-#[derive(Serialize)]
-struct NewVolumeInfo {
-    uuid: Uuid,
-    total_bytes: u64,
-    devices: Vec<String>,
-}
-
-pub(in crate::verbs) fn run(arguments: &MkfsArguments, out: &mut dyn Write) -> Result {
-    let options = options(arguments)?;
-    let layers = LayerArguments {
-        offset: arguments.offset,
-        image_format: arguments.image_format,
-        backing: arguments.backing,
-        image_snapshot: None,
-    };
-    let mut images = NewImages::default();
-    let mut disks = Vec::new();
-    if layers.offset.is_some() && arguments.devices.len() > 1 {
-        // `--device` searches a further member at the beginning of its device, not at the offset.
-        let message = "--offset takes one device".to_owned();
-        return Err(VerbFailure::Usage(message));
-    }
-    if arguments.size.is_some() {
-        refuse_same(&arguments.devices)?;
-    }
-    for path in &arguments.devices {
-        disks.push(images.open(path, arguments.size, &layers)?);
-    }
-    refuse_shared(&disks)?;
-    let devices: Vec<_> = disks.into_iter().map(|disk| disk.device).collect();
-    let uuid = mkfs(&devices, &options).map_err(usage)?;
-    images.keep();
-    let made = NewVolumeInfo {
-        uuid,
-        total_bytes: devices.iter().map(|device| device.size_bytes()).sum(),
-        devices: devices.iter().map(|device| device.name().to_owned()).collect(),
-    };
-    if arguments.json {
-        return Ok(write_line(out, &made)?);
-    }
-    let over = match made.devices.len() {
-        1 => String::new(),
-        count => format!(" on {count} devices"),
-    };
-    writeln!(out, "made volume {uuid}, {}{over}", human_size(made.total_bytes))?;
-    Ok(())
-}
-
-/// Refuses a file that is named twice, before it is made or extended.
-fn refuse_same(paths: &[PathBuf]) -> Result {
-    let id = |path: &Path| host_id(path).ok_or_else(|| absolute(path).ok());
-    for (at, second) in paths.iter().enumerate() {
-        if let Some(first) = paths[..at].iter().find(|first| id(first) == id(second)) {
-            let (first, second) = (first.to_string_lossy(), second.to_string_lossy());
-            return Err(VerbFailure::Refused(in_common(&first, &second)));
-        }
-    }
-    Ok(())
-}
-
-fn options(arguments: &MkfsArguments) -> Result<MkfsOptions> {
+pub(in crate::verbs) fn options(arguments: &MkfsArguments) -> Result<MkfsOptions> {
     let mut features = MkfsFeatures::default();
     for list in &arguments.features {
         features.apply(list).map_err(usage)?;
@@ -88,91 +17,12 @@ fn options(arguments: &MkfsArguments) -> Result<MkfsOptions> {
     Ok(MkfsOptions {
         label: arguments.label.clone(),
         node_size: arguments.nodesize,
-        checksum: arguments.csum,
+        checksum: arguments.csum.unwrap_or(ChecksumType::Crc32c),
         metadata: arguments.metadata,
         data: arguments.data,
         features,
         is_forced: arguments.force,
-        // The root belongs to the caller, so that this user can write to the volume when it is
-        // mounted.
-        root_owner: arguments.root_owner.unwrap_or_else(|| {
-            (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw())
-        }),
+        root_owner: root_owner(arguments),
         ..MkfsOptions::new(fsid, moment()?)
     })
-}
-
-/// Contradictory options are wrong usage; every other error is a failure.
-pub(super) fn usage(error: Error) -> VerbFailure {
-    match error {
-        Error::Posix { what, errno: Errno::INVAL, .. } => VerbFailure::Usage(what),
-        other => VerbFailure::Volume(other),
-    }
-}
-
-/// Image files that did not exist before. They are removed if no volume was made on them.
-#[derive(Default)]
-pub(super) struct NewImages<'a>(Vec<&'a Path>);
-
-impl<'a> NewImages<'a> {
-    /// Opens `path`, or makes an image of `size` there.
-    pub(super) fn open(
-        &mut self,
-        path: &'a Path,
-        size: Option<u64>,
-        layers: &LayerArguments,
-    ) -> Result<MemberDisk> {
-        let name = DiskName::parse(path);
-        let exists = name.file.try_exists().unwrap_or(true);
-        let shown = path.display();
-        let Some(size_bytes) = size else {
-            if !exists {
-                return Err(VerbFailure::Usage(format!(
-                    "{shown} does not exist; make it with --size"
-                )));
-            }
-            return MemberDisk::open_to_make(path, layers);
-        };
-        if name.partition.is_some() {
-            let what = format!("{shown} is a partition, which has the size that it has");
-            return Err(VerbFailure::Usage(what));
-        }
-        let kind = match layers.image_format {
-            Some(format) => format.kind(),
-            None => image_at(path),
-        };
-        if let Some(kind) = kind {
-            let what = format!(
-                "{shown} is an image ({kind}), and --size is for plain ones: make the volume in \
-                 it without --size, or remove it first"
-            );
-            return Err(VerbFailure::Refused(what));
-        }
-        let device = FileDevice::create(path, size_bytes);
-        let failed = |e| VerbFailure::Host(shown.to_string(), e);
-        let device = device.map_err(failed)?;
-        if !exists {
-            self.0.push(path);
-        }
-        MemberDisk::of_file(path, device).map_err(failed)
-    }
-
-    pub(super) fn keep(mut self) {
-        self.0.clear();
-    }
-}
-
-/// The kind of the image at `path`. If it cannot be read, the call that writes it reports the
-/// error.
-fn image_at(path: &Path) -> Option<ImageKind> {
-    ImageKind::detect(&FileDevice::open(path).ok()?).ok()?
-}
-
-impl Drop for NewImages<'_> {
-    fn drop(&mut self) {
-        for path in &self.0 {
-            // The user needs to see the first failure, not this one.
-            let _ = std::fs::remove_file(path);
-        }
-    }
 }

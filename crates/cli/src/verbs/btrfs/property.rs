@@ -19,7 +19,7 @@ use crate::args::{
 use crate::edit::{Caller, in_every_tree};
 use crate::exit::Result;
 use crate::output::{Console, Escaped};
-use crate::session::PlaceSession;
+use crate::session::{PlaceSession, THIS_VERB};
 
 /// The extended attribute that holds the property.
 const COMPRESSION: &[u8] = b"btrfs.compression";
@@ -124,7 +124,7 @@ impl<'a> Object<'a> {
 
 fn get(arguments: &GetPropertyArguments, out: &mut dyn Write, console: &Arc<Console>) -> Result {
     let session = PlaceSession::open(&arguments.place, console)?;
-    let object = Object::at(session.fs.btrfs(), &session.path)?;
+    let object = Object::at(session.fs.btrfs(THIS_VERB)?, &session.path)?;
     if let Some(property) = arguments.name {
         object.require(property)?;
     }
@@ -145,7 +145,7 @@ fn set(arguments: &SetPropertyArguments, console: &Arc<Console>) -> Result {
     let at = Caller::of(open)?.at;
     let places = vec![open.place(&arguments.place)];
     in_every_tree(places, &arguments.edit, console, |tree, path, _| {
-        let fs = tree.btrfs();
+        let fs = tree.btrfs(THIS_VERB)?;
         let object = Object::at(fs, path)?;
         object.require(arguments.name)?;
         if let Some(rights) = open.rights() {
@@ -166,7 +166,7 @@ fn set(arguments: &SetPropertyArguments, console: &Arc<Console>) -> Result {
 
 fn list(arguments: &ListPropertyArguments, out: &mut dyn Write, console: &Arc<Console>) -> Result {
     let session = PlaceSession::open(&arguments.place, console)?;
-    let object = Object::at(session.fs.btrfs(), &session.path)?;
+    let object = Object::at(session.fs.btrfs(THIS_VERB)?, &session.path)?;
     for property in Property::ALL {
         if object.knows(property)? {
             let (name, what) = property.words();

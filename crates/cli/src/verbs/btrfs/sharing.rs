@@ -5,6 +5,13 @@ use offshoot_vfs::{FileId, Result};
 
 use crate::session::OpenTree;
 
+const SHARES: &str = "--shares";
+
+/// Fails if the volume does not tell.
+pub(in crate::verbs) fn require(tree: &OpenTree) -> Result<()> {
+    tree.btrfs(SHARES).map(drop)
+}
+
 /// Calls `visit` for each extent that `file` uses. `cache` serves all files of a volume.
 pub(in crate::verbs) fn extents(
     tree: &OpenTree,
@@ -12,5 +19,5 @@ pub(in crate::verbs) fn extents(
     cache: &mut SharingCache,
     visit: &mut dyn FnMut(ExtentUse),
 ) -> Result<()> {
-    tree.btrfs().extents(file, cache, visit)
+    tree.btrfs(SHARES)?.extents(file, cache, visit)
 }

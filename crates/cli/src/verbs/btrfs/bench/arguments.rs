@@ -8,8 +8,8 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 use offshoot_btrfs::EngineOptions;
 
-use super::super::mkfs::parse_node_size;
 use crate::args::parse_size;
+use crate::verbs::mkfs::parse_node_size;
 #[cfg(feature = "measure")]
 use mechanisms::MechanismArguments;
 

@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use offshoot_btrfs_format::chunk::Chunk;
 
-use super::fields::Fields;
 use crate::args::InfoArguments;
 use crate::exit::Result;
 use crate::output::{Console, JsonArray, human_size};
 use crate::session::Session;
+use crate::verbs::fields::Fields;
 
 pub(super) fn run(
     arguments: &InfoArguments,

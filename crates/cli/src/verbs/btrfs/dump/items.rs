@@ -20,8 +20,8 @@ use offshoot_btrfs_format::{ItemType, Key, Malformed, TreeId, U32, U64};
 use offshoot_vfs::Structure;
 use zerocopy::FromBytes;
 
-use super::fields::Fields;
 use super::{chunks, superblock};
+use crate::verbs::fields::Fields;
 
 /// How many bytes of data are shown if there is no structure to decode.
 const BYTES_SHOWN: usize = 32;

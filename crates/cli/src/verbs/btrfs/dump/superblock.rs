@@ -16,12 +16,12 @@ use offshoot_vfs::OsReason;
 use serde::Serialize;
 
 use super::chunks;
-use super::fields::{Fields, Value};
 use crate::args::InfoArguments;
 use crate::disk::MemberDisk;
 use crate::exit::{ExitStatus, Result, VerbFailure};
 use crate::output::{Console, Escaped, JsonArray};
 use crate::session::Access;
+use crate::verbs::fields::{Fields, Value};
 
 /// The superblock, or other bytes, at one of the offsets where a superblock belongs.
 #[derive(Serialize)]
@@ -128,16 +128,7 @@ impl FoundSuperblock {
             }
             (SuperblockBytes::Absent, Some(problem)) => writeln!(out, "{problem}")?,
         }
-        for (name, value) in self.superblock.iter().flat_map(|fields| &fields.0) {
-            match value {
-                Value::List(list) if list.iter().any(|v| matches!(v, Value::Fields(_))) => {
-                    for (at, value) in list.iter().enumerate() {
-                        writeln!(out, "{:<24} {value}", format!("{name}[{at}]"))?;
-                    }
-                }
-                value => writeln!(out, "{name:<24} {value}")?,
-            }
-        }
+        self.superblock.iter().try_for_each(|fields| fields.print_lines(out))?;
         Ok(())
     }
 }

@@ -7,12 +7,12 @@ use std::sync::Arc;
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use serde::Serialize;
 
-use super::fields::Fields;
 use super::items::{self, ItemOrigin};
 use crate::args::DumpTreeArguments;
 use crate::exit::{Result, VerbFailure};
 use crate::output::{Console, Escaped, write_line};
 use crate::session::Session;
+use crate::verbs::fields::Fields;
 
 const NAMES: [(&str, TreeId); 13] = [
     ("root", TreeId::ROOT),

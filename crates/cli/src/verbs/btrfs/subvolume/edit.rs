@@ -13,13 +13,13 @@ use crate::exit::{ExitStatus, Result};
 use crate::output::{Console, Escaped};
 use crate::place::VolumePath;
 use crate::places::Failures;
-use crate::session::Access;
+use crate::session::{Access, THIS_VERB};
 
 pub(in crate::verbs) fn create(arguments: &SubvolumesArguments, console: &Arc<Console>) -> Result {
     let open = &arguments.edit.tree.open;
     let caller = Caller::of(open)?;
     in_every_tree(parsed(arguments), &arguments.edit, console, |tree, path, _| {
-        let fs = tree.btrfs();
+        let fs = tree.btrfs(THIS_VERB)?;
         let bare = without_slashes(path);
         let end = resolve_end(fs, bare, LastLink::Keep)?;
         let (None, Some((dir, name))) = (end.file, end.place) else {
@@ -44,7 +44,7 @@ pub(in crate::verbs) fn snapshot(arguments: &SnapshotArguments, console: &Arc<Co
     let [source, destination] = &places;
     let fs = volumes.open(&source.volume, Access::Write)?;
     let mut failures = Failures::new(console);
-    let taken = take(fs.btrfs(), &source.path, &destination.path, arguments, at);
+    let taken = take(fs.btrfs(THIS_VERB)?, &source.path, &destination.path, arguments, at);
     volumes.done(&destination.volume, &destination.path, taken.is_ok());
     if let Err(error) = taken {
         failures.inside(&source.volume, ExitStatus::of(&error), &error);
@@ -86,7 +86,7 @@ pub(in crate::verbs) fn delete(arguments: &SubvolumesArguments, console: &Arc<Co
     let open = &arguments.edit.tree.open;
     let at = Caller::of(open)?.at;
     in_every_tree(parsed(arguments), &arguments.edit, console, |tree, path, _| {
-        let fs = tree.btrfs();
+        let fs = tree.btrfs(THIS_VERB)?;
         let (dir, name) = named_place(fs, path)?;
         let place = EntryPlace { dir, name };
         if let Some(rights) = open.rights() {
@@ -158,7 +158,9 @@ fn change(
     change: impl Fn(&Filesystem, &[u8]) -> Result<(), Error>,
 ) -> Result {
     let places = vec![arguments.edit.tree.open.place(&arguments.place)];
-    in_every_tree(places, &arguments.edit, console, |tree, path, _| change(tree.btrfs(), path))
+    in_every_tree(places, &arguments.edit, console, |tree, path, _| {
+        change(tree.btrfs(THIS_VERB)?, path)
+    })
 }
 
 fn parsed(arguments: &SubvolumesArguments) -> Vec<VolumePath> {

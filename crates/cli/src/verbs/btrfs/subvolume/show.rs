@@ -12,7 +12,7 @@ use super::{Json, flags, subvolume_at};
 use crate::args::{InfoArguments, SubvolumeArguments};
 use crate::exit::Result;
 use crate::output::{CivilTime, Console, Escaped, json_name, write_line};
-use crate::session::{PlaceSession, Session};
+use crate::session::{PlaceSession, Session, THIS_VERB};
 
 #[derive(Serialize)]
 struct ShownSubvolume {
@@ -31,8 +31,9 @@ pub(in crate::verbs) fn show(
     console: &Arc<Console>,
 ) -> Result {
     let session = PlaceSession::open(&arguments.place, console)?;
-    let volume = session.fs.btrfs().volume();
-    let mut info = volume.subvolume(subvolume_at(session.fs.btrfs(), &session.path)?)?;
+    let fs = session.fs.btrfs(THIS_VERB)?;
+    let volume = fs.volume();
+    let mut info = volume.subvolume(subvolume_at(fs, &session.path)?)?;
     let is_default = volume.default_subvolume()? == info.id;
     let snapshots = snapshots_of(volume, &info)?;
     if arguments.json {
@@ -115,8 +116,8 @@ pub(in crate::verbs) fn get(
         ro: bool,
     }
     let session = PlaceSession::open(&arguments.place, console)?;
-    let id = subvolume_at(session.fs.btrfs(), &session.path)?;
-    let ro = session.fs.btrfs().volume().subvolume(id)?.is_read_only;
+    let fs = session.fs.btrfs(THIS_VERB)?;
+    let ro = fs.volume().subvolume(subvolume_at(fs, &session.path)?)?.is_read_only;
     if arguments.json {
         return Ok(write_line(out, &Properties { ro })?);
     }

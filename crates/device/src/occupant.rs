@@ -1,19 +1,18 @@
 //! Recognises the contents of a device that is in use.
 //!
-//! Without `force`, `mkfs` refuses a device with the signature of something that people keep. The
+//! Without `force`, a program that makes volumes refuses a device with the signature of something that people keep. The
 //! table has what is found on disks and images today: filesystems, volume managers, encryption,
 //! swap, partition tables. Like every such table it is no guarantee.
 //!
-//! Some signatures are two bytes long, and text or a program may have them by chance. `mkfs`
-//! refuses these too, because users can force it. A program that copies a plain file over another
+//! Some signatures are two bytes long, and text or a program may have them by chance. A program
+//! that makes volumes refuses these too, because users can force it. A program that copies a plain file over another
 //! one asks for [`Occupant::is_certain`]: then the fields beside the signature also have values
 //! that such a filesystem has.
 
 use std::io;
+use std::ops::Range;
 
-use offshoot_btrfs_format::superblock::{MAGIC, SUPERBLOCK_OFFSETS};
-use offshoot_device::BlockDevice;
-use offshoot_vfs::{Errno, Error, Result};
+use crate::BlockDevice;
 
 /// Bytes at an offset, and the name of the structure that has them there.
 struct Signature {
@@ -28,6 +27,16 @@ const fn signature(what: &'static str, offset: u64, bytes: &'static [u8]) -> Sig
 
 /// The offset of the magic in a superblock of btrfs, in bytes.
 const BTRFS_MAGIC_AT: u64 = 64;
+
+/// The magic of btrfs.
+const BTRFS_MAGIC: [u8; 8] = *b"_BHRfS_M";
+
+/// Where the superblocks of btrfs are, in bytes, and their size.
+const BTRFS_SUPERBLOCKS: [u64; 3] = [64 << 10, 64 << 20, 256 << 30];
+const BTRFS_SUPERBLOCK_BYTES: u64 = 4096;
+
+/// The bytes at both ends of a device that a new volume wipes.
+const WIPED_ENDS: u64 = 1 << 20;
 
 /// Filesystems with a short signature, and the sector that ends with one.
 const EXT: &str = "ext2, ext3 or ext4";
@@ -46,7 +55,7 @@ const MINIX_3_AT: u64 = SUPERBLOCK_AT + 24;
 /// others. Copies of a btrfs superblock may survive after another filesystem is made, so they come
 /// last.
 const SIGNATURES: [Signature; 44] = [
-    signature("btrfs", SUPERBLOCK_OFFSETS[0] + BTRFS_MAGIC_AT, &MAGIC),
+    signature("btrfs", BTRFS_SUPERBLOCKS[0] + BTRFS_MAGIC_AT, &BTRFS_MAGIC),
     signature(EXT, 1024 + 56, &[0x53, 0xef]),
     signature("XFS", 0, b"XFSB"),
     signature("F2FS", 1024, &[0x10, 0x20, 0xf5, 0xf2]),
@@ -88,8 +97,8 @@ const SIGNATURES: [Signature; 44] = [
     signature("a VHDX image", 0, b"vhdxfile"),
     signature("a VMDK image", 0, b"KDMV"),
     signature(BOOT_SECTOR, 510, &[0x55, 0xaa]),
-    signature("btrfs", SUPERBLOCK_OFFSETS[1] + BTRFS_MAGIC_AT, &MAGIC),
-    signature("btrfs", SUPERBLOCK_OFFSETS[2] + BTRFS_MAGIC_AT, &MAGIC),
+    signature("btrfs", BTRFS_SUPERBLOCKS[1] + BTRFS_MAGIC_AT, &BTRFS_MAGIC),
+    signature("btrfs", BTRFS_SUPERBLOCKS[2] + BTRFS_MAGIC_AT, &BTRFS_MAGIC),
 ];
 
 const MD_RAID: [u8; 4] = 0xa92b_4efc_u32.to_le_bytes();
@@ -205,19 +214,14 @@ fn is_boot_sector(fields: &[u8; 520]) -> bool {
         || (has_jump && matches!(sector_bytes, 512 | 1024 | 2048 | 4096))
 }
 
-/// Fails if the device has known contents.
-///
-/// # Errors
-/// `EEXIST` with the name of the contents.
-pub(super) fn refuse_used(device: &dyn BlockDevice) -> Result<()> {
-    let read_at = |offset, buf: &mut [u8]| device.read_at(offset, buf);
-    let found = occupant(device.size_bytes(), read_at)
-        .map_err(|e| Error::io(format!("{}: reading what it holds", device.name()), e))?;
-    let Some(Occupant { what, .. }) = found else { return Ok(()) };
-    Err(Error::posix(
-        Errno::EXIST,
-        format!("{} holds {what}, which is only overwritten by force", device.name()),
-    ))
+/// The places of a device of `size_bytes` that a new volume wipes, so that no program recognises
+/// what the device held: both ends, where all kinds of volumes have their signatures, and the
+/// superblocks of btrfs.
+pub fn signature_places(size_bytes: u64) -> impl Iterator<Item = Range<u64>> {
+    let end = WIPED_ENDS.min(size_bytes);
+    let ends = [0..end, size_bytes.saturating_sub(WIPED_ENDS).max(end)..size_bytes];
+    let superblocks = BTRFS_SUPERBLOCKS.map(|start| start..start + BTRFS_SUPERBLOCK_BYTES);
+    ends.into_iter().chain(superblocks.into_iter().filter(move |place| place.end <= size_bytes))
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Named values: the decoded form of a structure.
 
 use std::fmt;
+use std::io::{self, Write};
 
 use offshoot_btrfs_format::TreeId;
 use offshoot_btrfs_format::inode::Timespec;
@@ -13,7 +14,7 @@ use crate::output::{Escaped, json_name};
 const NANOS_PER_SEC: u32 = 1_000_000_000;
 
 /// One value.
-pub(super) enum Value {
+pub(in crate::verbs) enum Value {
     /// A number.
     Number(u64),
     /// The id of a tree: a number in JSON, and otherwise the name of the tree if it has one.
@@ -30,37 +31,37 @@ pub(super) enum Value {
 
 /// Values with their names, in the order of the structure.
 #[derive(Default)]
-pub(super) struct Fields(pub(super) Vec<(&'static str, Value)>);
+pub(in crate::verbs) struct Fields(pub(in crate::verbs) Vec<(&'static str, Value)>);
 
 impl Fields {
     /// Adds a value.
     #[must_use]
-    pub(super) fn with(mut self, name: &'static str, value: impl Into<Value>) -> Self {
+    pub(in crate::verbs) fn with(mut self, name: &'static str, value: impl Into<Value>) -> Self {
         self.0.push((name, value.into()));
         self
     }
 
     /// Adds a name from the volume.
     #[must_use]
-    pub(super) fn name(self, name: &'static str, bytes: &[u8]) -> Self {
+    pub(in crate::verbs) fn name(self, name: &'static str, bytes: &[u8]) -> Self {
         self.with(name, Value::Name(bytes.to_vec()))
     }
 
     /// Adds the id of a tree.
     #[must_use]
-    pub(super) fn tree(self, name: &'static str, id: impl Into<u64>) -> Self {
+    pub(in crate::verbs) fn tree(self, name: &'static str, id: impl Into<u64>) -> Self {
         self.with(name, Value::Tree(TreeId(id.into())))
     }
 
     /// Adds a UUID.
     #[must_use]
-    pub(super) fn uuid(self, name: &'static str, bytes: [u8; 16]) -> Self {
+    pub(in crate::verbs) fn uuid(self, name: &'static str, bytes: [u8; 16]) -> Self {
         self.with(name, Uuid::from_bytes(bytes).to_string())
     }
 
     /// Adds a time.
     #[must_use]
-    pub(super) fn time(self, name: &'static str, time: &Timespec) -> Self {
+    pub(in crate::verbs) fn time(self, name: &'static str, time: &Timespec) -> Self {
         let (secs, nanos) = (time.seconds(), time.nsec.get());
         self.with(
             name,
@@ -70,6 +71,23 @@ impl Fields {
                 _ => format!("{secs} s and {nanos} ns"),
             },
         )
+    }
+}
+
+impl Fields {
+    /// Writes a line for each value, and one for each structure in a list.
+    pub(in crate::verbs) fn print_lines(&self, out: &mut dyn Write) -> io::Result<()> {
+        for (name, value) in &self.0 {
+            match value {
+                Value::List(list) if list.iter().any(|v| matches!(v, Value::Fields(_))) => {
+                    for (at, value) in list.iter().enumerate() {
+                        writeln!(out, "{:<24} {value}", format!("{name}[{at}]"))?;
+                    }
+                }
+                value => writeln!(out, "{name:<24} {value}")?,
+            }
+        }
+        Ok(())
     }
 }
 
@@ -86,16 +104,17 @@ macro_rules! numbers {
 numbers!(u8, u16, u32, u64);
 
 macro_rules! stored_numbers {
-    ($($type:ident),*) => {$(
-        impl From<offshoot_btrfs_format::$type> for Value {
-            fn from(number: offshoot_btrfs_format::$type) -> Self {
+    ($format:ident: $($type:ident),*) => {$(
+        impl From<$format::$type> for Value {
+            fn from(number: $format::$type) -> Self {
                 Self::Number(u64::from(number.get()))
             }
         }
     )*};
 }
 
-stored_numbers!(U16, U32, U64);
+stored_numbers!(offshoot_btrfs_format: U16, U32, U64);
+stored_numbers!(offshoot_xfs_format: U16, U32, U64);
 
 impl From<String> for Value {
     fn from(text: String) -> Self {

@@ -1,0 +1,67 @@
+//! `offshoot dump`: structures of the format, decoded.
+//!
+//! Each structure is decoded once, into [`Fields`](super::fields::Fields), and printed either as
+//! lines or as JSON.
+
+use std::io::Write;
+use std::sync::Arc;
+
+use offshoot_device::BlockDevice;
+use offshoot_vfs::{Code, Error};
+
+use super::xfs::dump::DumpOutput;
+use super::{btrfs, xfs};
+use crate::args::{DumpInodeArguments, DumpVerb, VolumeArguments};
+use crate::disk::{MemberDisk, VolumeFormat};
+use crate::exit::{Result, VerbFailure};
+use crate::output::Console;
+use crate::session::{Access, only_in_btrfs};
+
+pub(super) fn run(verb: &DumpVerb, out: &mut dyn Write, console: &Arc<Console>) -> Result {
+    let (volume, is_json) = match verb {
+        DumpVerb::Super(arguments)
+        | DumpVerb::Groups(arguments)
+        | DumpVerb::Chunks(arguments)
+        | DumpVerb::Log(arguments) => (&arguments.volume, arguments.json),
+        DumpVerb::Tree(arguments) => (&arguments.volume, arguments.json),
+        DumpVerb::Inode(arguments) => (&arguments.volume, arguments.json),
+    };
+    let Some(device) = xfs_on(volume, console)? else {
+        return btrfs::dump::run(verb, out, console);
+    };
+    let to = DumpOutput { out, console, is_json };
+    match verb {
+        DumpVerb::Super(_) => xfs::dump::superblocks(&device, to),
+        DumpVerb::Groups(_) => xfs::dump::headers(&device, to),
+        DumpVerb::Inode(DumpInodeArguments { number, .. }) => {
+            xfs::dump::inode(&device, *number, to)
+        }
+        DumpVerb::Log(_) => xfs::dump::log(&device, to),
+        DumpVerb::Chunks(_) | DumpVerb::Tree(_) => {
+            let name = device.name().into();
+            Err(VerbFailure::Inside(name, only_in_btrfs("this structure")))
+        }
+    }
+}
+
+/// The device of the volume if it holds XFS.
+fn xfs_on(arguments: &VolumeArguments, console: &Console) -> Result<Option<Arc<dyn BlockDevice>>> {
+    let disk = MemberDisk::open(&arguments.volume, Access::Read, &arguments.open.layers, false)?;
+    let name = disk.device.name();
+    let format = VolumeFormat::on(&*disk.device);
+    if format.map_err(|error| VerbFailure::Host(name.to_owned(), error))? == VolumeFormat::Btrfs {
+        return Ok(None);
+    }
+    if !arguments.open.devices.is_empty() {
+        return Err(VerbFailure::Inside(name.into(), only_in_btrfs("a further device")));
+    }
+    disk.warnings.iter().for_each(|what| console.warning(what));
+    Ok(Some(disk.device))
+}
+
+/// The error about a structure that a btrfs volume does not have.
+pub(super) fn only_in_xfs() -> VerbFailure {
+    let what = "this structure on a btrfs volume: that is for XFS alone, and of btrfs there are \
+                super, chunks, tree and log";
+    Error::unsupported(Code::NotInFormat, what).into()
+}

@@ -1,0 +1,5 @@
+//! What verbs show and take that only XFS has.
+
+pub(super) mod dump;
+pub(super) mod info;
+pub(super) mod mkfs;

@@ -1,0 +1,140 @@
+//! What XFS volumes have not, and volumes that do not open.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+use offshoot_testkit::xfs::disk::{RECOVERY, XfsShutdown};
+use offshoot_testkit::xfs::judges;
+
+use super::{FewFiles, lines};
+
+/// Every verb that changes a volume is refused by name, and the image stays as it is.
+#[test]
+fn no_verb_changes_the_volume() {
+    let Some(judges) = judges::require() else { return };
+    let few = FewFiles::new(&judges);
+    let image = few.dir().join("v.img");
+    let before = std::fs::read(&image).expect("an image");
+    std::fs::write(few.dir().join("file"), "x").expect("a file");
+    for line in [
+        "mkdir v.img:/new",
+        "rm v.img:/text",
+        "rmdir v.img:/dir/empty",
+        "mv v.img:/text v.img:/moved",
+        "ln v.img:/text v.img:/linked",
+        "ln -s text v.img:/linked",
+        "touch v.img:/text",
+        "chmod 600 v.img:/text",
+        "chown 1 v.img:/text",
+        "chattr +i v.img:/text",
+        "mknod v.img:/pipe p",
+        "truncate -s 1 v.img:/text",
+        "fallocate -l 1M v.img:/text",
+        "setfattr -n user.a -v b v.img:/text",
+        "dedupe v.img:/text v.img:/dir/big",
+        "cp file v.img:/",
+        "cp v.img:/text v.img:/copy",
+        "find v.img -name text -delete",
+        "property set v.img label x",
+        "subvolume create v.img:/sub",
+        "subvolume snapshot v.img:/ v.img:/snapshot",
+    ] {
+        let said = few.fails(line, 4);
+        assert!(said.contains("v.img: not supported: writing an XFS volume, which is"), "{said}");
+        assert_eq!(said.lines().count(), 1, "{line}: {said}");
+    }
+    for line in [
+        "scrub v.img",
+        "scrub -r v.img",
+        "trim v.img",
+        "stats v.img",
+        "rescue zero-log v.img",
+        "subvolume list v.img",
+        "subvolume show v.img:/",
+        "subvolume get-default v.img",
+        "property get v.img:/text",
+        "property list v.img",
+        "dump tree v.img root",
+        "dump chunks v.img",
+        "du --shares v.img",
+        "ls --subvolume 5 v.img",
+        "ls --device v.img v.img",
+    ] {
+        let said = few.fails(line, 4);
+        assert!(said.contains("on an XFS volume: that is for btrfs alone"), "{line}: {said}");
+        assert_eq!(said.lines().count(), 1, "{line}: {said}");
+    }
+    let said = few.fails("mkfs v.img", 1);
+    assert!(said.contains("XFS"), "{said}");
+    assert!(std::fs::read(&image).expect("an image") == before, "the image was changed");
+}
+
+#[test]
+fn a_log_that_is_not_empty_is_refused_or_ignored() {
+    let Some(judges) = judges::require() else { return };
+    let few = FewFiles::new(&judges);
+    let disk = &few.filled.disk;
+    let mut mount = disk.mount("rw", &[]);
+    let after = mount.path().join("after");
+    std::fs::write(&after, "logged").expect("a file");
+    File::open(after).and_then(|file| file.sync_all()).expect("an fsync");
+    disk.shut_down(&mut mount, XfsShutdown::LogWritten);
+    drop(mount);
+    for line in ["ls v.img", "cat v.img:/text", "extract v.img out", "df v.img"] {
+        let said = few.fails(line, 4);
+        let begin =
+            "offshoot: v.img: not supported: an XFS log that is not empty: mount the volume";
+        assert!(said.starts_with(begin) && said.contains("with --ignore-log"), "{line}: {said}");
+        assert!(!said.contains("zero-log"), "{said}");
+    }
+    let output = lines::offshoot(few.dir(), &["cat", "--ignore-log", "v.img:/text"]);
+    assert_eq!(output.stdout, b"what the kernel wrote\n");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("warning: the log is ignored"), "{said}");
+    let output = lines::offshoot(few.dir(), &["info", "--json", "v.img"]);
+    let info: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!(info["log"], "pending");
+    assert!(info["reports"][0].as_str().is_some_and(|it| it.contains("the log is ignored")));
+    let log = few.does("dump log v.img");
+    assert!(log.contains("\ntransaction ") && log.contains("\nitem         type=inode "), "{log}");
+    let log = few.does("dump log --json v.img");
+    assert!(log.lines().all(|line| line.starts_with('{')) && log.contains("{\"item\":{"), "{log}");
+    // The next step that the message names.
+    drop(disk.mount("rw", &[RECOVERY]));
+    assert_eq!(few.does("cat v.img:/after"), "logged");
+}
+
+#[test]
+fn damage_is_told_and_ends_with_3() {
+    let Some(judges) = judges::require() else { return };
+    let few = FewFiles::new(&judges);
+    let disk = &few.filled.disk;
+    let file = File::options().write(true).open(few.dir().join("v.img")).expect("an image");
+    // The inode of a file: the others are still read.
+    let ino = few.does("stat -c %i v.img:/text");
+    let place = format!("convert inode {} fsblock", ino.trim());
+    let block = disk.xfs_db(&[&place]);
+    let block = block.split(['(', ')']).nth(1).expect("a block").parse::<u64>().expect("a number");
+    let block = disk.xfs_db(&[&format!("convert fsblock {block} daddr")]);
+    let block = block.split(['(', ')']).nth(1).expect("a block").parse::<u64>().expect("a number");
+    let inodes = disk.field(&["sb 0"], "inodesize");
+    let index = ino.trim().parse::<u64>().expect("a number") % (4096 / inodes);
+    file.write_all_at(&[0xa5; 16], block * 512 + index * inodes + 40).expect("a write");
+    let said = few.fails("cat v.img:/text", 3);
+    assert!(said.starts_with("offshoot: v.img:/text: corrupt inode"), "{said}");
+    assert_eq!(few.does("stat -c %s v.img:/dir/big"), "300000\n");
+    assert!(few.fails("extract v.img out", 3).contains("/text: corrupt inode"));
+    assert_eq!(std::fs::read(few.dir().join("out/dir/big")).map(|it| it.len()).ok(), Some(300_000));
+    // All superblocks, but the magic number.
+    let group = disk.field(&["sb 0"], "agblocks") * 4096;
+    for number in 0..disk.field(&["sb 0"], "agcount") {
+        file.write_all_at(&[0xa5; 64], number * group + 16).expect("a write");
+    }
+    let said = lines::offshoot(few.dir(), &["dump", "super", "v.img"]);
+    assert_eq!(said.status.code(), Some(3), "{said:?}");
+    assert!(String::from_utf8_lossy(&said.stdout).contains("at 0: does NOT verify: "), "{said:?}");
+    for line in ["ls v.img", "info v.img", "dump groups v.img", "mount -o ro v.img out"] {
+        let said = few.fails(line, 3);
+        assert!(said.starts_with("offshoot: v.img: corrupt superblock: "), "{line}: {said}");
+    }
+}
