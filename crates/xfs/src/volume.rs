@@ -86,7 +86,7 @@ pub(crate) fn open(device: Arc<dyn BlockDevice>, options: &XfsOptions) -> Result
         }
         (Err(error), _) => return Err(error),
     };
-    let are_counters_right = is_first && ends.is_some();
+    let are_counters_right = is_first && !options.is_log_ignored;
     let ends = ends.filter(|_| is_first);
     let state = ends.and_then(|ends| state(&superblock, &ends)).unwrap_or_else(state_of_opening);
     Ok(OpenedXfs { superblock, buffers, are_counters_right, log, state })

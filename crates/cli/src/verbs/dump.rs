@@ -19,28 +19,23 @@ use crate::session::{Access, only_in_btrfs};
 
 pub(super) fn run(verb: &DumpVerb, out: &mut dyn Write, console: &Arc<Console>) -> Result {
     let (volume, is_json) = match verb {
-        DumpVerb::Super(arguments)
-        | DumpVerb::Groups(arguments)
-        | DumpVerb::Chunks(arguments)
-        | DumpVerb::Log(arguments) => (&arguments.volume, arguments.json),
-        DumpVerb::Tree(arguments) => (&arguments.volume, arguments.json),
+        DumpVerb::Super(arguments) | DumpVerb::Groups(arguments) | DumpVerb::Log(arguments) => {
+            (&arguments.volume, arguments.json)
+        }
         DumpVerb::Inode(arguments) => (&arguments.volume, arguments.json),
+        DumpVerb::Chunks(_) | DumpVerb::Tree(_) => return btrfs::dump::run(verb, out, console),
     };
     let Some(device) = xfs_on(volume, console)? else {
         return btrfs::dump::run(verb, out, console);
     };
     let to = DumpOutput { out, console, is_json };
     match verb {
-        DumpVerb::Super(_) => xfs::dump::superblocks(&device, to),
         DumpVerb::Groups(_) => xfs::dump::headers(&device, to),
         DumpVerb::Inode(DumpInodeArguments { number, .. }) => {
             xfs::dump::inode(&device, *number, to)
         }
         DumpVerb::Log(_) => xfs::dump::log(&device, to),
-        DumpVerb::Chunks(_) | DumpVerb::Tree(_) => {
-            let name = device.name().into();
-            Err(VerbFailure::Inside(name, only_in_btrfs("this structure")))
-        }
+        _ => xfs::dump::superblocks(&device, to),
     }
 }
 
