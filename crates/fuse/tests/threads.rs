@@ -1,68 +1,150 @@
-//! The threads of a mount over `/dev/fuse` stay: few are started, however many requests come.
+//! The threads of a mount over `/dev/fuse`.
+//!
+//! The test needs root and `/dev/fuse`, as the judges do.
 
-use std::fs::File;
-use std::io::{self, Write};
-use std::sync::Arc;
+use std::ops::{ControlFlow, Range};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, mpsc};
 use std::thread;
+use std::time::Duration;
 
-use offshoot_fuse::{MountOptions, MountPoint, ServeOptions, Server, Transport, Unmount, unmount};
+use offshoot_fuse::{MountOptions, MountPoint, Mounter, ServeOptions, Server, Transport, Unmount};
 use offshoot_testkit::btrfs::judges;
-use offshoot_testkit::model::Model;
+use offshoot_testkit::memory::{MemoryFilesystem, ROOT};
 use offshoot_testkit::scratch_dir;
-use offshoot_vfs::Timestamp;
-use tracing::Level;
+use offshoot_vfs::{Attr, DirEntry, FileId, FileSystem, Parent, ReadOnlyFiles, Result, StatFs};
 
-/// Counts the events that tell of a new thread.
-#[derive(Clone, Default)]
-struct StartedThreads(Arc<AtomicUsize>);
+/// A filesystem where the search for some names waits until it may go on.
+struct StuckFilesystem {
+    files: MemoryFilesystem,
+    stuck: AtomicUsize,
+    may_go_on: Mutex<bool>,
+    goes_on: Condvar,
+}
 
-impl Write for StartedThreads {
-    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        if String::from_utf8_lossy(line).contains("starting a thread of /dev/fuse") {
-            self.0.fetch_add(1, Ordering::Relaxed);
-        }
-        Ok(line.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
+impl StuckFilesystem {
+    fn go_on(&self) {
+        *self.may_go_on.lock().unwrap() = true;
+        self.goes_on.notify_all();
     }
 }
 
-/// Once a thread was started and ended for nearly every request: 1,149 threads for 1,000 files.
+impl FileSystem for StuckFilesystem {
+    fn lookup(&self, dir: FileId, name: &[u8]) -> Result<FileId> {
+        if name.starts_with(b"stuck") {
+            self.stuck.fetch_add(1, Ordering::SeqCst);
+            let may_go_on = self.may_go_on.lock().unwrap();
+            drop(self.goes_on.wait_while(may_go_on, |may| !*may).unwrap());
+        }
+        self.files.lookup(dir, name)
+    }
+
+    fn root(&self) -> FileId {
+        self.files.root()
+    }
+
+    fn statfs(&self) -> Result<StatFs> {
+        self.files.statfs()
+    }
+
+    fn parent(&self, dir: FileId) -> Result<Option<Parent>> {
+        self.files.parent(dir)
+    }
+
+    fn attr(&self, file: FileId) -> Result<Attr> {
+        self.files.attr(file)
+    }
+
+    fn read_dir(
+        &self,
+        dir: FileId,
+        after: u64,
+        visit: &mut dyn FnMut(DirEntry<'_>) -> ControlFlow<()>,
+    ) -> Result<()> {
+        self.files.read_dir(dir, after, visit)
+    }
+
+    fn read_link(&self, file: FileId) -> Result<Vec<u8>> {
+        self.files.read_link(file)
+    }
+
+    fn xattr(&self, file: FileId, name: &[u8]) -> Result<Vec<u8>> {
+        self.files.xattr(file, name)
+    }
+
+    fn xattrs(
+        &self,
+        file: FileId,
+        visit: &mut dyn FnMut(&[u8], &[u8]) -> ControlFlow<()>,
+    ) -> Result<()> {
+        self.files.xattrs(file, visit)
+    }
+
+    fn read(&self, file: FileId, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        self.files.read(file, offset, buf)
+    }
+
+    fn read_data(
+        &self,
+        file: FileId,
+        range: Range<u64>,
+        visit: &mut dyn FnMut(u64, &[u8]) -> Result<()>,
+    ) -> Result<()> {
+        self.files.read_data(file, range, visit)
+    }
+
+    fn next_data(&self, file: FileId, offset: u64) -> Result<Option<Range<u64>>> {
+        self.files.next_data(file, offset)
+    }
+
+    fn prefetch(&self, files: &[FileId]) {
+        self.files.prefetch(files);
+    }
+}
+
+/// Calls that wait for long do not keep others from an answer, however many they are and even if
+/// calls in quick succession kept the first threads busy before.
 #[test]
-fn few_threads_serve_many_requests() {
-    let Some(_judges) = judges::require() else { return };
-    let started = StartedThreads::default();
-    let writer = started.clone();
-    // The threads of the mount have no subscriber but this one.
-    let subscriber = tracing_subscriber::fmt()
-        .with_max_level(Level::DEBUG)
-        .with_ansi(false)
-        .with_writer(move || writer.clone())
-        .finish();
-    tracing::subscriber::set_global_default(subscriber).expect("the only test of this file");
+fn stuck_calls_do_not_stop_others() {
+    const STUCK: usize = 40;
+    const TIME_TO_ANSWER: Duration = Duration::from_secs(60);
+
+    if judges::require().is_none() {
+        return;
+    }
+    let mut files = MemoryFilesystem::new();
+    files.file(ROOT, b"file", 300, b"contents");
+    let (may_go_on, goes_on) = (Mutex::new(false), Condvar::new());
+    let stuck = StuckFilesystem { files, stuck: AtomicUsize::new(0), may_go_on, goes_on };
+    let stuck = Arc::new(stuck);
     let dir = scratch_dir();
-    let place = MountPoint::new(dir.path(), MountOptions::new("threads", "threads"));
-    let options = ServeOptions::over(Transport::Device);
-    let model = Box::new(Model::made_at(Timestamp::now()));
-    let server = Server::start(model, Arc::new(place), options).expect("a mount");
+    let mount = Arc::new(MountPoint::new(dir.path(), MountOptions::new("stuck", "test")));
+    let files = Box::new(ReadOnlyFiles::new(stuck.clone()));
+    let server = Server::start(files, mount.clone(), ServeOptions::over(Transport::Device));
+    let server = server.expect("it mounts");
     let serving = thread::spawn(move || server.wait());
-    let makes: Vec<_> = (0..2)
-        .map(|client| {
-            let dir = dir.path().to_path_buf();
-            thread::spawn(move || {
-                (0..500).try_for_each(|number| {
-                    File::create(dir.join(format!("{client}-{number}")))?.write_all(b"contents")
-                })
-            })
-        })
-        .collect();
-    let made = makes.into_iter().all(|make| make.join().is_ok_and(|result| result.is_ok()));
-    unmount(dir.path(), Unmount::Unused).expect("no program uses the mount");
-    serving.join().expect("no panic").expect("a good end");
-    assert!(made, "not all files were made");
-    let started = started.0.load(Ordering::Relaxed);
-    assert!((1..=16).contains(&started), "{started} threads were started for 1,000 files");
+
+    let missing = |name: String| {
+        let path = dir.path().join(name);
+        move || assert!(!path.exists())
+    };
+    let mut waiting = Vec::new();
+    for first in (0..STUCK).step_by(4) {
+        (0..500).for_each(|call| missing(format!("missing {first} {call}"))());
+        waiting.extend((first..first + 4).map(|n| thread::spawn(missing(format!("stuck {n}")))));
+    }
+    let (answered, answer) = mpsc::channel();
+    let path = dir.path().join("file");
+    thread::spawn(move || answered.send(std::fs::read(path).ok()));
+    let answer = answer.recv_timeout(TIME_TO_ANSWER);
+    let are_stuck = (0..6000).any(|_| {
+        thread::sleep(Duration::from_millis(10));
+        stuck.stuck.load(Ordering::SeqCst) == STUCK
+    });
+    stuck.go_on();
+    waiting.into_iter().for_each(|thread| thread.join().expect("it is not there"));
+    mount.unmount(Unmount::Lazily).expect("it unmounts");
+    serving.join().expect("no panic").expect("it was served");
+    assert_eq!(answer, Ok(Some(b"contents".to_vec())));
+    assert!(are_stuck, "all calls reach the filesystem");
 }

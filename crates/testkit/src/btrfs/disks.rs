@@ -125,7 +125,7 @@ impl Disks {
         let misses =
             |output: &Output| String::from_utf8_lossy(&output.stderr).contains(" is missing");
         let mut output = check();
-        for _ in 0..2 {
+        for _ in 0..10 {
             if misses(&output) {
                 std::thread::sleep(Duration::from_millis(200));
                 output = check();
