@@ -21,6 +21,25 @@ pub(crate) fn free_blocks(buffers: &XfsBuffers, ag: AgNumber) -> Result<u64> {
     Ok(free.iter().sum())
 }
 
+/// The inodes of a group, and those of them that are free.
+pub(crate) fn inode_counts(buffers: &XfsBuffers, ag: AgNumber) -> Result<(u64, u64)> {
+    in_agi(buffers, ag, |agi| (agi.count.get().into(), agi.freecount.get().into()))
+}
+
+/// The lists of unlinked inodes of a group that are not empty.
+pub(crate) fn unlinked_lists(buffers: &XfsBuffers, ag: AgNumber) -> Result<u64> {
+    in_agi(buffers, ag, |agi| {
+        agi.unlinked.iter().map(|first| u64::from(first.get() != AgIno::NULL.0)).sum()
+    })
+}
+
+/// What `read` takes of the AGI of a group.
+fn in_agi<T>(buffers: &XfsBuffers, ag: AgNumber, read: impl FnOnce(&Agi) -> T) -> Result<T> {
+    let run = header(buffers, Agi::offset(buffers.geometry(), ag));
+    let buffer = buffers.read(&[run], BufferRole::Inodes(ag))?;
+    Agi::view(buffer.bytes()).map(read).map_err(|problem| buffer.damaged(problem))
+}
+
 fn header(buffers: &XfsBuffers, offset: u64) -> DiskRun {
     let bytes = buffers.geometry().sector_size();
     DiskRun { at: BasicBlock(offset / BASIC_BLOCK), bytes }
@@ -33,10 +52,8 @@ pub(crate) fn chunk_in_use(
     inode: AgIno,
 ) -> Result<Option<XfsInodeChunk>> {
     let geometry = buffers.geometry();
-    let run = header(buffers, Agi::offset(geometry, ag));
-    let buffer = buffers.read(&[run], BufferRole::Inodes(ag))?;
-    let agi = Agi::view(buffer.bytes()).map_err(|problem| buffer.damaged(problem))?;
-    let (block, levels) = (AgBlock(agi.root.get()), agi.level.get());
+    let (block, levels) =
+        in_agi(buffers, ag, |agi| (AgBlock(agi.root.get()), agi.level.get()))?;
     let root = XfsTreeRoot::Group { tree: XfsTree::Inodes, ag, block, levels };
     let mut cursor = XfsTreeCursor::new(buffers, root);
     cursor.seek(XfsSearchKey([inode.0.into(), 0, 0]))?;

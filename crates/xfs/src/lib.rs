@@ -1,7 +1,8 @@
 //! The XFS engine: real XFS volumes, without root and without the kernel.
 //!
 //! An [`XfsVolume`] is opened from its device and read through the
-//! [`FileSystem`](offshoot_vfs::FileSystem) trait, by many threads at once. It is not written.
+//! [`FileSystem`](offshoot_vfs::FileSystem) trait, by many threads at once. It is not written, but
+//! for [`XfsVolume::recover`]: that brings the log of a volume that was not unmounted to disk.
 //!
 //! The modules are the rooms of the engine, from the top down. A room calls only the rooms below
 //! it.
@@ -10,6 +11,7 @@
 //! |---|---|
 //! | `filesystem` | an open volume behind the `vfs` trait |
 //! | `volume` | opens: superblock, obstacles, the state of the log |
+//! | `recover` | finds and replays the log |
 //! | `dir`, `attr`, `symlink`, `data` | names, extended attributes, targets of links, contents |
 //! | `da`, `remote` | trees of hashes; values in blocks of their own |
 //! | `inode` | inodes and their forks |
@@ -28,6 +30,7 @@ mod filesystem;
 mod group;
 mod inode;
 mod options;
+mod recover;
 mod remote;
 mod report;
 mod symlink;
@@ -35,4 +38,5 @@ mod volume;
 
 pub use filesystem::XfsVolume;
 pub use options::XfsOptions;
-pub use report::{XFS_EVENT_TARGETS, XfsReport, XfsReporter};
+pub use recover::XfsRecovery;
+pub use report::{XFS_EVENT_TARGETS, XfsPending, XfsReport, XfsReporter};

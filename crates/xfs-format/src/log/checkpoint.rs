@@ -67,7 +67,7 @@ pub struct XfsCheckpoints {
     open: HashMap<u32, OpenCheckpoint>,
     /// The memory that they take.
     cost: u64,
-    /// The most that they may take: the log holds no more.
+    /// The most that they may take.
     most: u64,
 }
 
@@ -77,6 +77,12 @@ impl XfsCheckpoints {
     pub fn new(ring: XfsLogRing) -> Self {
         let most = u64::from(ring.blocks()) * BLOCK as u64;
         Self { open: HashMap::new(), cost: 0, most }
+    }
+
+    /// The same, with at most `bytes` of memory for transactions that are open at one time.
+    #[must_use]
+    pub fn within(self, bytes: u64) -> Self {
+        Self { most: self.most.min(bytes), ..self }
     }
 
     /// Takes `op` of the record at `lsn`. Ops come in the order of the log. Returns the transaction
@@ -151,9 +157,10 @@ impl XfsCheckpoints {
     #[cold]
     fn too_large(&self) -> Malformed {
         bad_record(format!(
-            "{} open transactions take {} bytes, more than the log has",
+            "{} open transactions take {} bytes, where {} are allowed",
             self.open.len(),
-            self.cost
+            self.cost,
+            self.most
         ))
     }
 }

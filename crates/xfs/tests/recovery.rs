@@ -1,0 +1,278 @@
+//! Logs of volumes that were not unmounted: what we make of them, against what the kernel makes of
+//! a copy.
+
+mod logs;
+
+use std::fs;
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use offshoot_device::{BlockDevice, MemoryDevice};
+use offshoot_testkit::compare::{Aspect, Compare};
+use offshoot_testkit::random::{Random, seed_of_run};
+use offshoot_testkit::xfs::churn::churn;
+use offshoot_testkit::xfs::disk::{RECOVERY, XfsDisk, XfsShutdown};
+use offshoot_testkit::xfs::fill::XfsFillShape;
+use offshoot_testkit::xfs::judges::{self, XfsJudges};
+use offshoot_testkit::xfs::matrix::XfsVolumeKind;
+use offshoot_vfs::{Code, FileSystem};
+use offshoot_xfs::{XfsOptions, XfsRecovery, XfsReport, XfsVolume};
+use offshoot_xfs_format::Lsn;
+
+use logs::LogOnDisk;
+
+/// A volume that was not unmounted.
+struct CrashedVolume {
+    disk: XfsDisk,
+    kernel_says: Vec<&'static str>,
+}
+
+/// Options whose reports are collected.
+fn collecting() -> (XfsOptions, Arc<Mutex<Vec<XfsReport>>>) {
+    let reports = Arc::new(Mutex::new(Vec::new()));
+    let told = reports.clone();
+    let reporter: offshoot_xfs::XfsReporter =
+        Arc::new(move |report: &XfsReport| told.lock().unwrap().push(report.clone()));
+    (XfsOptions { reporter: Some(reporter), ..XfsOptions::default() }, reports)
+}
+
+impl CrashedVolume {
+    /// A volume of a kind, changed, and shut down as by a crash.
+    fn make(
+        judges: &XfsJudges,
+        kind: &'static XfsVolumeKind,
+        how: XfsShutdown,
+        change: impl FnOnce(&Path, &XfsFillShape),
+    ) -> Self {
+        let disk = XfsDisk::create(judges, kind.mib);
+        disk.mkfs(kind.mkfs);
+        if !kind.changes.is_empty() {
+            disk.change_with_xfs_db(kind.changes);
+        }
+        let shape = XfsFillShape::of(&disk);
+        let mut mount = disk.mount("rw,noatime", kind.kernel_says);
+        change(mount.path(), &shape);
+        disk.shut_down(&mut mount, how);
+        drop(mount);
+        Self { disk, kernel_says: kind.kernel_says.to_vec() }
+    }
+
+    fn copy(&self) -> Self {
+        Self { disk: self.disk.copy(), kernel_says: self.kernel_says.clone() }
+    }
+
+    /// Compares our recoveries, in memory and to disk, with the kernel's of a copy. Returns what
+    /// ours to disk did, unless something is left to do.
+    fn judge(&self, names_at_least: u64) -> Option<XfsRecovery> {
+        let recovering = [&self.kernel_says[..], &[RECOVERY]].concat();
+        let by_kernel = self.disk.copy();
+        drop(by_kernel.mount("rw,noatime", &recovering));
+        by_kernel.assert_checks();
+        let (options, reports) = collecting();
+        let ours = XfsVolume::open(self.disk.device(), &options).unwrap();
+        let reports = std::mem::take(&mut *reports.lock().unwrap());
+        let [XfsReport::LogReplayed { is_stored: false, ref pending }] = reports[..] else {
+            panic!("{reports:?}")
+        };
+        let compare = Compare::default().without(Aspect::StoredAcls);
+        {
+            let mount = by_kernel.mount("ro,noatime", &self.kernel_says);
+            compare.run(&*ours, mount.path()).assert_same(names_at_least);
+        }
+        let by_us = self.disk.copy();
+        let device = by_us.writable_device();
+        let recovered = XfsVolume::recover(&device, &XfsOptions::default());
+        drop(device);
+        if !pending.is_empty() {
+            let error = recovered.unwrap_err();
+            assert_eq!(error.code(), Code::LogNotReplayed, "{error}");
+            assert!(same_bytes(&self.disk, &by_us), "it was written");
+            return None;
+        }
+        let recovered = recovered.unwrap().expect("the log is not empty");
+        by_us.assert_checks();
+        let (options, reports) = collecting();
+        let ours = XfsVolume::open(by_us.device(), &options).unwrap();
+        assert_eq!(*reports.lock().unwrap(), []);
+        {
+            let mount = by_kernel.mount("ro,noatime", &self.kernel_says);
+            compare.run(&*ours, mount.path()).assert_same(names_at_least);
+        }
+        let counters = ["icount", "ifree", "fdblocks"];
+        for counter in counters {
+            let value = |disk: &XfsDisk| disk.field(&["sb 0"], counter);
+            assert_eq!(value(&by_us), value(&by_kernel), "{counter}");
+        }
+        {
+            let mount = by_us.mount("rw,noatime", &self.kernel_says);
+            compare.run(&*ours, mount.path()).assert_same(names_at_least);
+            fs::write(mount.path().join("after"), "the recovery").unwrap();
+        }
+        by_us.assert_checks();
+        Some(recovered)
+    }
+}
+
+fn same_bytes(one: &XfsDisk, other: &XfsDisk) -> bool {
+    let status = std::process::Command::new("cmp")
+        .arg("-s")
+        .args([one.image(), other.image()])
+        .status();
+    status.unwrap().success()
+}
+
+/// Waits until the kernel has freed the inodes of removed files.
+fn settle(root: &Path) {
+    rustix::fs::statvfs(root).unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(300));
+}
+
+/// Kinds of volumes whose logs differ.
+const KINDS: [&str; 8] = [
+    "usual",
+    "first-v5",
+    "block-1k-rmapbt",
+    "block-64k",
+    "dir-16k",
+    "sector-4k",
+    "stripes",
+    "today",
+];
+
+#[test]
+fn volumes_are_recovered_as_the_kernel_does() {
+    let seed = seed_of_run();
+    let mut stored = 0;
+    for (name, number) in KINDS.into_iter().zip(0..) {
+        let Some(judges) = judges::require() else { return };
+        let kind = XfsVolumeKind::named(name);
+        let mut random = Random::new(seed + number);
+        let crashed =
+            CrashedVolume::make(&judges, kind, XfsShutdown::LogWritten, |root, shape| {
+                let dir = root.join("churned");
+                fs::create_dir(&dir).unwrap();
+                churn(&dir, shape.has("REFLINK"), 400, &mut random);
+                settle(root);
+            });
+        let recovered = crashed.judge(20);
+        eprintln!("{name}: {recovered:?}");
+        stored += u32::from(recovered.is_some());
+    }
+    assert!(stored > 4, "only {stored} were recovered to disk");
+}
+
+/// A volume with a log of many records, each synced; nothing of it is at home yet.
+fn many_records(judges: &XfsJudges, random: &mut Random) -> CrashedVolume {
+    let kind = XfsVolumeKind::named("today");
+    CrashedVolume::make(judges, kind, XfsShutdown::LogWritten, |root, _| {
+        for round in 0..30 {
+            let dir = root.join(format!("round {round}"));
+            fs::create_dir(&dir).unwrap();
+            churn(&dir, true, 8, random);
+            fs::File::open(&dir).unwrap().sync_all().unwrap();
+        }
+        settle(root);
+    })
+}
+
+/// The log ends anywhere, or lacks a record that was in flight.
+#[test]
+fn logs_that_are_cut_are_recovered_as_the_kernel_does() {
+    let mut random = Random::new(seed_of_run());
+    let Some(judges) = judges::require() else { return };
+    let crashed = many_records(&judges, &mut random);
+    let log = LogOnDisk::of(&crashed.disk);
+    let records = log.records();
+    assert!(records.len() > 30, "only {} records", records.len());
+    let (mut stored, cuts) = (0, cuts());
+    for cut in 0..cuts {
+        let copy = crashed.copy();
+        let log = LogOnDisk::of(&copy.disk);
+        let index = records.len() - 1 - usize::try_from(random.below(28)).unwrap();
+        let (at, count) = (records[index].lsn, records[index].block_count());
+        let to_head = log.ring.distance(at, log.ends.head).unwrap();
+        let inside = u32::try_from(random.below(count.into())).unwrap();
+        match cut % 3 {
+            0 => log.lose(at, to_head),
+            1 => log.lose(log.ring.advance(at, inside), to_head - inside),
+            // Only the last records can be in flight.
+            _ => {
+                let back = 1 + usize::try_from(random.below(6)).unwrap();
+                let lost = &records[records.len() - back];
+                log.lose(lost.lsn, lost.block_count());
+            }
+        }
+        stored += u32::from(copy.judge(1).is_some());
+    }
+    eprintln!("{stored} of {cuts} recovered to disk");
+    assert!(stored > 0);
+}
+
+/// The number of cuts: few, or those of a campaign.
+fn cuts() -> u64 {
+    std::env::var("OFFSHOOT_CUTS").map_or(6, |count| count.parse().expect("a number of cuts"))
+}
+
+/// Flipped bytes in a log, with checksums that are right again: everything ends, without a panic.
+#[test]
+fn hostile_logs_end_with_an_error_or_a_volume() {
+    let mut random = Random::new(seed_of_run());
+    let Some(judges) = judges::require() else { return };
+    let crashed = many_records(&judges, &mut random);
+    let log = LogOnDisk::of(&crashed.disk);
+    let records = log.records();
+    drop(judges);
+    let options = XfsOptions { replay_bytes: 64 << 20, ..XfsOptions::default() };
+    let (mut opened, mut refused) = (0, 0);
+    for _ in 0..300 {
+        let device = Arc::new(MemoryDevice::over(crashed.disk.device()));
+        let mut change = |at: Lsn| {
+            let (mut record, mut blocks) = log.read(at);
+            record.unpack(&mut blocks).unwrap();
+            let headers = record.header_blocks() as usize * 512;
+            let len = blocks.len() - headers;
+            for _ in 0..=random.below(3) {
+                // Most of the sense is at the start.
+                let most = if random.below(2) == 0 { len.min(600) } else { len };
+                let at = usize::try_from(random.below(most as u64)).unwrap();
+                blocks[headers + at] = match random.below(3) {
+                    0 => 0xff,
+                    1 => blocks[headers + at] ^ 1 << random.below(8),
+                    _ => u8::try_from(random.below(256)).unwrap(),
+                };
+            }
+            if random.below(8) == 0 {
+                record.ops = u32::try_from(random.below(1 << 16)).unwrap();
+            }
+            record.seal(log.ring, &mut blocks).unwrap();
+            for (block, index) in blocks.chunks(512).zip(0..) {
+                let place = log.place(log.ring.advance(at, index));
+                device.write_at(place, block).unwrap();
+            }
+        };
+        for _ in 0..2 {
+            let index = usize::try_from(random.below(records.len() as u64)).unwrap();
+            change(records[index].lsn);
+        }
+        let start = Instant::now();
+        let device: Arc<dyn BlockDevice> = device;
+        let ours = XfsVolume::open(device.clone(), &options);
+        match &ours {
+            Ok(ours) => {
+                opened += 1;
+                let _ = ours.read_dir(ours.root(), 0, &mut |_| ControlFlow::Continue(()));
+                let _ = ours.statfs();
+            }
+            Err(error) => {
+                refused += 1;
+                assert!(error.to_string().contains("mount the volume once"), "{error}");
+            }
+        }
+        let _ = XfsVolume::recover(&device, &options);
+        assert!(start.elapsed() < Duration::from_secs(20), "it takes {:?}", start.elapsed());
+    }
+    eprintln!("{opened} opened, {refused} refused");
+    assert!(opened > 10 && refused > 10);
+}
