@@ -85,8 +85,12 @@ pub struct XfsPending {
     pub exchanges: u64,
     /// Lists of inodes that no directory has, and whose space is not free yet.
     pub unlinked_lists: u64,
+    /// Groups with a damaged header or tree, so that their lists and extents are not known.
+    pub damaged_groups: u64,
+    /// Extents that are staged for copy on write and belong to no file. Their space is not free yet.
+    pub staged_extents: u64,
     /// The inode numbers of the first thousand files whose contents or attributes are wrong until
-    /// the last three kinds of intents are done.
+    /// intents to change mappings, attributes and contents are done.
     pub files: Vec<u64>,
 }
 
@@ -111,6 +115,8 @@ impl fmt::Display for XfsPending {
             (self.attributes, "intents to change attributes"),
             (self.exchanges, "intents to exchange contents"),
             (self.unlinked_lists, "lists of unlinked inodes"),
+            (self.damaged_groups, "damaged groups"),
+            (self.staged_extents, "extents staged for copy on write"),
         ];
         let mut between = "";
         for (count, kind) in kinds.into_iter().filter(|(count, _)| *count > 0) {

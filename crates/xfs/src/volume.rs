@@ -58,7 +58,7 @@ pub(crate) fn open(device: Arc<dyn BlockDevice>, options: &XfsOptions) -> Result
         let state = Some(&log.ends).filter(|_| is_first).and_then(|ends| state(&superblock, ends));
         return Ok(over(device, superblock, is_first, state.unwrap_or_else(state_of_opening)));
     }
-    let (device, _) = recover::in_memory(&device, &superblock, &log, options)?;
+    let device = recover::in_memory(&device, &superblock, &log, options)?;
     // The log may have changed the superblock. A damaged one was reported above.
     let VolumeSuperblock { superblock, .. } = superblock::read(&*device, None)?;
     require_readable(&superblock)?;

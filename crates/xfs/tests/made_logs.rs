@@ -129,7 +129,10 @@ fn records_that_were_changed_count_as_for_the_kernel() {
     judged("another record before", Recovered, &|log| {
         log.change_record(at(12), |record, _| record.previous = Some(12_345));
     });
-    judged("another client", Recovered, &|log| {
+    judged("the log as the client", Recovered, &|log| {
+        log.change_record(at(12), |_, body| body[8] = 0xaa);
+    });
+    judged("an unknown client", Refused, &|log| {
         log.change_record(at(12), |_, body| body[8] = 0x11);
     });
     judged("no commit op in the last record", Recovered, &|log| {

@@ -15,7 +15,7 @@ const CLUSTER_BYTES: u32 = 8 << 10;
 pub(super) const CANCEL_COST: u64 = 64;
 
 /// How often buffers will be cancelled from here on.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug)]
 pub(super) struct CancelledBuffers {
     /// By place and basic blocks.
     counts: HashMap<(u64, u32), u32>,
@@ -33,11 +33,15 @@ impl CancelledBuffers {
         Self { counts: HashMap::new(), cluster_blocks: (bytes >> geometry.block_log).max(1) }
     }
 
-    /// Counts one more. Returns whether it is the first one of its buffer.
-    pub(super) fn add(&mut self, place: BasicBlock, blocks: u32) -> bool {
+    /// Counts one more.
+    pub(super) fn add(&mut self, place: BasicBlock, blocks: u32) {
         let count = self.counts.entry((place.0, blocks)).or_insert(0);
         *count = count.saturating_add(1);
-        *count == 1
+    }
+
+    /// How many buffers will be cancelled.
+    pub(super) fn len(&self) -> usize {
+        self.counts.len()
     }
 
     /// Passes one: what is logged of the buffer from here on counts, unless it is cancelled again.

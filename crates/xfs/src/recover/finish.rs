@@ -22,13 +22,10 @@ use offshoot_xfs_format::superblock::{CRC, XfsSuperblock, XfsSuperblockFields};
 use offshoot_xfs_format::{AgNumber, csum};
 use uuid::Uuid;
 
-use super::NEXT_STEP;
+use super::{CACHE_BYTES, NEXT_STEP};
 use super::log::VolumeLog;
 use crate::buffer::{XfsBuffers, malformed};
 use crate::group;
-
-/// The cache for the headers of groups, each of which is read once.
-const CACHE_BYTES: u64 = 1 << 20;
 
 /// The transaction of an unmount op, which is none.
 const UNMOUNT_TID: u32 = 0xb0c0_d0d0;

@@ -1,13 +1,15 @@
-//! What is left to do when all transactions are replayed: intents without an end, and unlinked
-//! inodes.
+//! What is left to do when all transactions are replayed: intents without an end, unlinked inodes,
+//! and extents that are staged for copy on write.
 
 use std::collections::BTreeMap;
 
-use offshoot_vfs::{Malformed, Result, Structure};
+use offshoot_vfs::{Error, Malformed, Result, Structure};
 use offshoot_xfs_format::log::items::XfsItemType;
 use offshoot_xfs_format::log::{XfsLogItem, XfsLogVector};
-use offshoot_xfs_format::{Ino, Lsn};
+use offshoot_xfs_format::{AgNumber, Ino, Lsn};
 
+use crate::buffer::XfsBuffers;
+use crate::group;
 use crate::report::XfsPending;
 
 /// The bytes that an intent takes besides its regions, roundly.
@@ -132,6 +134,24 @@ impl PendingIntents {
     pub(super) fn first(&self) -> Option<Lsn> {
         self.oldest_first().first().map(|intent| intent.lsn)
     }
+}
+
+/// Adds what the headers of groups show.
+pub(super) fn add_groups(pending: &mut XfsPending, buffers: &XfsBuffers) -> Result<()> {
+    for ag in (0..buffers.geometry().ag_count).map(AgNumber) {
+        let found = group::unlinked_lists(buffers, ag)
+            .and_then(|lists| Ok((lists, group::staged_extents(buffers, ag)?)));
+        match found {
+            Ok((lists, staged)) => {
+                pending.unlinked_lists += lists;
+                pending.staged_extents += staged;
+            }
+            // A reader can do without a damaged group, and nothing is written while there is one.
+            Err(Error::Corrupt(_)) => pending.damaged_groups += 1,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }
 
 impl PendingIntent {

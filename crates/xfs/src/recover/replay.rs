@@ -117,7 +117,10 @@ impl<'a> LogReplay<'a> {
 
     /// Replays a transaction.
     pub(super) fn transaction(&mut self, checkpoint: &XfsCheckpoint) -> Result<()> {
-        self.enter(checkpoint.lsn)?;
+        if self.lsn != checkpoint.lsn {
+            self.write_out(self.lsn)?;
+            self.lsn = checkpoint.lsn;
+        }
         self.counts.transactions += 1;
         for turn in TURNS {
             for regions in checkpoint.items() {
@@ -126,15 +129,6 @@ impl<'a> LogReplay<'a> {
                     .and_then(|item| if item.turn() == turn { self.item(&item) } else { Ok(()) });
                 replayed.map_err(|error| in_log(self.lsn, error))?;
             }
-        }
-        Ok(())
-    }
-
-    /// Begins with the transactions of an LSN.
-    pub(super) fn enter(&mut self, lsn: Lsn) -> Result<()> {
-        if self.lsn != lsn {
-            self.write_out(self.lsn)?;
-            self.lsn = lsn;
         }
         Ok(())
     }
@@ -159,6 +153,9 @@ impl<'a> LogReplay<'a> {
             XfsLogItem::Buffer(buffer) => self.buffer(buffer)?,
             XfsLogItem::Inode(inode) => self.inode(inode)?,
             XfsLogItem::Icreate(create) => self.create_inodes(create)?,
+            // Records of quotas are neither shown nor kept: a volume with quotas is only read.
+            XfsLogItem::Unsupported(XfsItemType::Dquot | XfsItemType::QuotaOff) => false,
+            XfsLogItem::Unsupported(item) => return Err(unsupported(*item)),
             _ => return Ok(()),
         };
         self.counts.replayed += u64::from(is_replayed);
@@ -288,7 +285,7 @@ fn complete(
 }
 
 /// The error about an item that we do not replay.
-pub(super) fn unsupported(item: XfsItemType) -> Error {
+fn unsupported(item: XfsItemType) -> Error {
     let what = format!("an item of the log: {}", item.name());
     Error::unsupported(Code::LogNotReplayed, what)
 }

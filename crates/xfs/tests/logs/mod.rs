@@ -18,18 +18,18 @@ use uuid::Uuid;
 const BLOCK: usize = 512;
 
 /// The log in an image.
-pub struct LogOnDisk {
+pub(crate) struct LogOnDisk {
     image: File,
-    pub geometry: XfsGeometry,
-    pub uuid: Uuid,
+    pub(crate) geometry: XfsGeometry,
+    pub(crate) uuid: Uuid,
     unit: usize,
     start: u64,
-    pub ring: XfsLogRing,
-    pub ends: XfsLogEnds,
+    pub(crate) ring: XfsLogRing,
+    pub(crate) ends: XfsLogEnds,
 }
 
 impl LogOnDisk {
-    pub fn of(disk: &XfsDisk) -> Self {
+    pub(crate) fn of(disk: &XfsDisk) -> Self {
         let image = File::options().read(true).write(true).open(disk.image()).unwrap();
         let mut sector = [0; 4096];
         image.read_exact_at(&mut sector, 0).unwrap();
@@ -44,18 +44,18 @@ impl LogOnDisk {
     }
 
     /// The bytes of a place in the device.
-    pub fn device_bytes(&self, at: u64, len: usize) -> Vec<u8> {
+    pub(crate) fn device_bytes(&self, at: u64, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
         self.image.read_exact_at(&mut bytes, at).unwrap();
         bytes
     }
 
-    pub fn write_device(&self, at: u64, bytes: &[u8]) {
+    pub(crate) fn write_device(&self, at: u64, bytes: &[u8]) {
         self.image.write_all_at(bytes, at).unwrap();
     }
 
     /// The records from the tail to the head.
-    pub fn records(&self) -> Vec<XfsLogRecord> {
+    pub(crate) fn records(&self) -> Vec<XfsLogRecord> {
         let (mut at, mut records) = (self.ends.tail, Vec::new());
         while at != self.ends.head {
             let (record, _) = self.read(at);
@@ -66,7 +66,7 @@ impl LogOnDisk {
     }
 
     /// A record, and its blocks, still packed.
-    pub fn read(&self, at: Lsn) -> (XfsLogRecord, Vec<u8>) {
+    pub(crate) fn read(&self, at: Lsn) -> (XfsLogRecord, Vec<u8>) {
         let mut blocks = Vec::new();
         let mut read = reader(&self.image, self.start);
         let (record, _) = read_record(self.ring, at, &mut read, &mut blocks).unwrap().unwrap();
@@ -74,12 +74,12 @@ impl LogOnDisk {
     }
 
     /// Where a block of the ring lies in the device.
-    pub fn place(&self, at: Lsn) -> u64 {
+    pub(crate) fn place(&self, at: Lsn) -> u64 {
         self.start + u64::from(at.block()) * BLOCK as u64
     }
 
     /// Changes the bytes of one basic block.
-    pub fn change_block(&self, at: Lsn, change: impl FnOnce(&mut [u8])) {
+    pub(crate) fn change_block(&self, at: Lsn, change: impl FnOnce(&mut [u8])) {
         let place = self.place(at);
         let mut block = self.device_bytes(place, BLOCK);
         change(&mut block);
@@ -87,7 +87,7 @@ impl LogOnDisk {
     }
 
     /// Puts blocks of the round before into the place of `count` blocks.
-    pub fn lose(&self, from: Lsn, count: u32) {
+    pub(crate) fn lose(&self, from: Lsn, count: u32) {
         for index in 0..count {
             let at = self.ring.advance(from, index);
             self.change_block(at, |block| {
@@ -98,7 +98,7 @@ impl LogOnDisk {
     }
 
     /// Changes the header and the unpacked body of a record, and seals it again.
-    pub fn change_record(&self, at: Lsn, change: impl FnOnce(&mut XfsLogRecord, &mut [u8])) {
+    pub(crate) fn change_record(&self, at: Lsn, change: impl FnOnce(&mut XfsLogRecord, &mut [u8])) {
         let (mut record, mut blocks) = self.read(at);
         record.unpack(&mut blocks).unwrap();
         let headers = record.header_blocks() as usize * BLOCK;
@@ -115,7 +115,7 @@ impl LogOnDisk {
 
     /// Adds a record with one transaction, whose items are `items`, to the head. In a clean log it
     /// is the tail.
-    pub fn add(&mut self, items: &XfsLogVector) -> Lsn {
+    pub(crate) fn add(&mut self, items: &XfsLogVector) -> Lsn {
         self.add_ops(|writer| {
             let header = XfsTransactionHeader { tid: 7, regions: 1 }.encode();
             assert!(writer.start(7));
@@ -127,7 +127,7 @@ impl LogOnDisk {
     }
 
     /// Adds a record with these ops to the head.
-    pub fn add_ops(&mut self, write: impl FnOnce(&mut XfsOpWriter<'_>)) -> Lsn {
+    pub(crate) fn add_ops(&mut self, write: impl FnOnce(&mut XfsOpWriter<'_>)) -> Lsn {
         let mut body = vec![0; 31 << 10];
         let mut writer = XfsOpWriter::new(&mut body, 0, 0);
         write(&mut writer);
