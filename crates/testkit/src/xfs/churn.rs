@@ -11,20 +11,27 @@ use rustix::fs::{CWD, FallocateFlags, FileType, Mode, XattrFlags, fallocate};
 
 use crate::random::Random;
 
+/// What a churn may do besides.
+#[derive(Clone, Copy, Debug)]
+pub struct ChurnPlan {
+    /// Clone files. The kernel stages extents for writes to them, which a crash leaves behind.
+    pub has_clones: bool,
+    /// Remove files and directories. The kernel frees their inodes a little later.
+    pub has_removals: bool,
+}
+
 /// The files and directories that a churn has made and not removed.
 #[derive(Debug)]
 struct ChurnedTree {
     dirs: Vec<PathBuf>,
     files: Vec<PathBuf>,
-    /// Whether blocks can be shared.
-    has_clones: bool,
+    plan: ChurnPlan,
     made: u64,
 }
 
 /// Does `steps` random changes below the directory `root`, which is new.
-pub fn churn(root: &Path, has_clones: bool, steps: u64, random: &mut Random) {
-    let mut tree =
-        ChurnedTree { dirs: vec![root.to_owned()], files: Vec::new(), has_clones, made: 0 };
+pub fn churn(root: &Path, plan: ChurnPlan, steps: u64, random: &mut Random) {
+    let mut tree = ChurnedTree { dirs: vec![root.to_owned()], files: Vec::new(), plan, made: 0 };
     for _ in 0..steps {
         tree.step(random);
     }
@@ -46,10 +53,10 @@ impl ChurnedTree {
             8..=9 => self.set_attribute(random),
             10..=11 => self.rewrite(random),
             12 => self.punch(random),
-            13 if self.has_clones => self.clone_file(random),
+            13 if self.plan.has_clones => self.clone_file(random),
             14 => self.rename(random),
-            15..=17 => self.remove(random),
-            18 => self.remove_directory(random),
+            15..=17 if self.plan.has_removals => self.remove(random),
+            18 if self.plan.has_removals => self.remove_directory(random),
             _ => self.sync_file(random),
         }
     }
