@@ -149,8 +149,8 @@ impl RemoteKind {
         expected: &DaExpected,
     ) -> Result<(&'a RemoteHeader, &'a [u8]), Malformed> {
         let bad = |problem: &'static str| Malformed::new(self.structure(), problem);
-        let (header, behind) = RemoteHeader::ref_from_prefix(block)
-            .map_err(|_| bad("its header leads out of it"))?;
+        let (header, behind) =
+            RemoteHeader::ref_from_prefix(block).map_err(|_| bad("its header leads out of it"))?;
         if header.magic != self.magic() {
             return Err(bad("its magic number is wrong"));
         }

@@ -2,9 +2,9 @@
 
 use offshoot_vfs::Result;
 use offshoot_xfs_format::btree::{XfsSearchKey, XfsTree};
+use offshoot_xfs_format::geometry::XfsLayout;
 use offshoot_xfs_format::group::{Agf, Agi};
 use offshoot_xfs_format::ids::BASIC_BLOCK;
-use offshoot_xfs_format::geometry::XfsLayout;
 use offshoot_xfs_format::record::{CHUNK_INODES, STAGED, XfsInodeChunk, XfsSharedExtent};
 use offshoot_xfs_format::{AgBlock, AgIno, AgNumber, BasicBlock};
 
@@ -36,9 +36,8 @@ pub(crate) fn staged_extents(buffers: &XfsBuffers, ag: AgNumber) -> Result<u64> 
     if !buffers.geometry().layout.contains(XfsLayout::SHARED_BLOCKS) {
         return Ok(0);
     }
-    let (block, levels) = in_agf(buffers, ag, |agf| {
-        (AgBlock(agf.refcount_root.get()), agf.refcount_level.get())
-    })?;
+    let (block, levels) =
+        in_agf(buffers, ag, |agf| (AgBlock(agf.refcount_root.get()), agf.refcount_level.get()))?;
     let root = XfsTreeRoot::Group { tree: XfsTree::ReferenceCounts, ag, block, levels };
     let mut cursor = XfsTreeCursor::new(buffers, root);
     // They are behind all others. The cursor may begin with the record in front of them.
@@ -77,8 +76,7 @@ pub(crate) fn chunk_in_use(
     inode: AgIno,
 ) -> Result<Option<XfsInodeChunk>> {
     let geometry = buffers.geometry();
-    let (block, levels) =
-        in_agi(buffers, ag, |agi| (AgBlock(agi.root.get()), agi.level.get()))?;
+    let (block, levels) = in_agi(buffers, ag, |agi| (AgBlock(agi.root.get()), agi.level.get()))?;
     let root = XfsTreeRoot::Group { tree: XfsTree::Inodes, ag, block, levels };
     let mut cursor = XfsTreeCursor::new(buffers, root);
     cursor.seek(XfsSearchKey([inode.0.into(), 0, 0]))?;

@@ -22,11 +22,6 @@ pub struct XfsOptions {
 
 impl Default for XfsOptions {
     fn default() -> Self {
-        Self {
-            is_log_ignored: false,
-            cache_bytes: 64 << 20,
-            replay_bytes: 1 << 30,
-            reporter: None,
-        }
+        Self { is_log_ignored: false, cache_bytes: 64 << 20, replay_bytes: 1 << 30, reporter: None }
     }
 }

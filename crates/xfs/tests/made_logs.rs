@@ -98,50 +98,50 @@ fn records_that_were_changed_count_as_for_the_kernel() {
     assert!(count > 30, "only {count} records");
     let at = |back: usize| records[count - back].lsn;
     let blocks = |back: usize| records[count - back].block_count();
-    let judged = |what: &str, expected: Verdict, change: &dyn Fn(&LogOnDisk)| {
+    let held = |what: &str, expected: Verdict, change: &dyn Fn(&LogOnDisk)| {
         let changed = disk.copy();
         change(&LogOnDisk::of(&changed));
         judge(&changed, expected, what);
     };
-    judged("nothing changed", Recovered, &|_| {});
-    judged("a byte of the last record", Recovered, &|log| {
+    held("nothing changed", Recovered, &|_| {});
+    held("a byte of the last record", Recovered, &|log| {
         log.change_block(log.ring.advance(at(1), 1), |block| block[100] ^= 1);
     });
-    judged("the second half of the last record", Recovered, &|log| {
+    held("the second half of the last record", Recovered, &|log| {
         log.lose(log.ring.advance(at(1), blocks(1) / 2), blocks(1) - blocks(1) / 2);
     });
-    judged("the third last record", Recovered, &|log| log.lose(at(3), blocks(3)));
-    judged("a block of the third last record", Recovered, &|log| {
+    held("the third last record", Recovered, &|log| log.lose(at(3), blocks(3)));
+    held("a block of the third last record", Recovered, &|log| {
         log.lose(log.ring.advance(at(3), 1), 1);
     });
-    judged("a byte of the twelfth last record", Refused, &|log| {
+    held("a byte of the twelfth last record", Refused, &|log| {
         log.change_block(log.ring.advance(at(12), 1), |block| block[100] ^= 1);
     });
-    judged("no checksum", Refused, &|log| {
+    held("no checksum", Refused, &|log| {
         log.change_block(at(12), |block| block[32..36].fill(0));
     });
-    judged("another volume", Refused, &|log| {
+    held("another volume", Refused, &|log| {
         log.change_record(at(1), |record, _| record.uuid = uuid::Uuid::from_bytes([7; 16]));
     });
-    judged("another byte order", Refused, &|log| {
+    held("another byte order", Refused, &|log| {
         log.change_record(at(1), |record, _| record.byte_order = 2);
     });
-    judged("another record before", Recovered, &|log| {
+    held("another record before", Recovered, &|log| {
         log.change_record(at(12), |record, _| record.previous = Some(12_345));
     });
-    judged("the log as the client", Recovered, &|log| {
+    held("the log as the client", Recovered, &|log| {
         log.change_record(at(12), |_, body| body[8] = 0xaa);
     });
-    judged("an unknown client", Refused, &|log| {
+    held("an unknown client", Refused, &|log| {
         log.change_record(at(12), |_, body| body[8] = 0x11);
     });
-    judged("no commit op in the last record", Recovered, &|log| {
+    held("no commit op in the last record", Recovered, &|log| {
         log.change_record(at(1), |record, _| record.ops -= 1);
     });
-    judged("no start op", Recovered, &|log| {
+    held("no start op", Recovered, &|log| {
         log.change_record(at(1), |_, body| body[9] = 0);
     });
-    judged("an unknown item", Refused, &|log| {
+    held("an unknown item", Refused, &|log| {
         log.change_record(at(12), |_, body| {
             // Behind the start op and the header: the header of the first item's op.
             assert_eq!(body[9], 1, "a start op");
@@ -189,7 +189,8 @@ fn buffers_are_written_by_type_and_lsn() {
     let place = BasicBlock(block * 8);
     let agf_at = 512;
     let agf = log.device_bytes(agf_at, 512);
-    let lsn = |bytes: &[u8], at: usize| Lsn(u64::from_be_bytes(bytes[at..at + 8].try_into().unwrap()));
+    let lsn =
+        |bytes: &[u8], at: usize| Lsn(u64::from_be_bytes(bytes[at..at + 8].try_into().unwrap()));
     let old_lsn = lsn(&agf, 208);
     let item = |flags, place, bytes: &[u8], chunks: u32| {
         let mut vector = XfsLogVector::default();

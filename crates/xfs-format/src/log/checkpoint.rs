@@ -67,7 +67,7 @@ pub struct XfsCheckpoints {
     open: HashMap<u32, OpenCheckpoint>,
     /// The memory that they take.
     cost: u64,
-    /// The most that they may take.
+    /// The most that they may take: the log holds no more.
     most: u64,
 }
 
@@ -77,12 +77,6 @@ impl XfsCheckpoints {
     pub fn new(ring: XfsLogRing) -> Self {
         let most = u64::from(ring.blocks()) * BLOCK as u64;
         Self { open: HashMap::new(), cost: 0, most }
-    }
-
-    /// The same, with at most `bytes` of memory for transactions that are open at one time.
-    #[must_use]
-    pub fn within(self, bytes: u64) -> Self {
-        Self { most: self.most.min(bytes), ..self }
     }
 
     /// Takes `op` of the record at `lsn`. Ops come in the order of the log. Returns the transaction
@@ -149,6 +143,12 @@ impl XfsCheckpoints {
         self.open.len()
     }
 
+    /// The memory that the open transactions take, in bytes.
+    #[must_use]
+    pub fn byte_count(&self) -> u64 {
+        self.cost
+    }
+
     fn charge(&mut self, cost: u64) -> Result<(), Malformed> {
         self.cost += cost;
         if self.cost > self.most { Err(self.too_large()) } else { Ok(()) }
@@ -157,10 +157,9 @@ impl XfsCheckpoints {
     #[cold]
     fn too_large(&self) -> Malformed {
         bad_record(format!(
-            "{} open transactions take {} bytes, where {} are allowed",
+            "{} open transactions take {} bytes, more than the log has",
             self.open.len(),
-            self.cost,
-            self.most
+            self.cost
         ))
     }
 }

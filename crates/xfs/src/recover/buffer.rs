@@ -22,10 +22,7 @@ const QUOTAS: XfsBufferFlags = XfsBufferFlags::USER_QUOTA
 /// Whether the block holds records of quotas, which we neither show nor keep.
 pub(super) fn is_of_quotas(item: &XfsBufferItem<'_>) -> bool {
     use XfsBufferType::{GroupDquot, ProjectDquot, UserDquot};
-    let of_type = matches!(
-        item.flags.block_type(),
-        Some(UserDquot | ProjectDquot | GroupDquot)
-    );
+    let of_type = matches!(item.flags.block_type(), Some(UserDquot | ProjectDquot | GroupDquot));
     of_type || item.flags.intersects(QUOTAS)
 }
 

@@ -22,8 +22,8 @@ use offshoot_xfs_format::superblock::{CRC, XfsSuperblock, XfsSuperblockFields};
 use offshoot_xfs_format::{AgNumber, csum};
 use uuid::Uuid;
 
-use super::{CACHE_BYTES, NEXT_STEP};
 use super::log::VolumeLog;
+use super::{CACHE_BYTES, NEXT_STEP};
 use crate::buffer::{XfsBuffers, malformed};
 use crate::group;
 
@@ -90,9 +90,8 @@ impl UnmountRecord {
 /// Writes the counters of the superblock, which a running volume does not keep: the sums of those
 /// of all groups. Features that only a log in use needs are cleared.
 pub(super) fn count(device: &Arc<dyn BlockDevice>) -> Result<()> {
-    let failed = |what: &str, error| {
-        Error::io(format!("{what} the superblock of {}", device.name()), error)
-    };
+    let failed =
+        |what: &str, error| Error::io(format!("{what} the superblock of {}", device.name()), error);
     let mut sector = vec![0; 1 << 15];
     let len = sector.len().min(usize::try_from(device.size_bytes()).unwrap_or(usize::MAX));
     sector.truncate(len);

@@ -1,19 +1,20 @@
 //! Items of inodes: the core and the forks.
 
-use offshoot_vfs::{Code, Error, Malformed, Result, Structure};
-use offshoot_xfs_format::btree::XfsForkRoot;
+use offshoot_vfs::{Error, Malformed, Result, Structure};
+use offshoot_xfs_format::btree::{LongBlockHeader, XfsBtreeBlock, XfsForkRoot, XfsTree};
 use offshoot_xfs_format::ids::BASIC_BLOCK;
-use offshoot_xfs_format::inode::{
-    self, INODE_MAGIC, XfsForkFormat, XfsInodeCore, file_type,
-};
-use offshoot_xfs_format::log::items::{XfsInodeFields, XfsInodeItem};
-use offshoot_xfs_format::{BasicBlock, Lsn, XfsGeometry};
+use offshoot_xfs_format::inode::{self, INODE_MAGIC, XfsForkFormat, XfsInodeCore, file_type};
+use offshoot_xfs_format::log::items::{XfsBufferType, XfsInodeFields, XfsInodeItem};
+use offshoot_xfs_format::{BasicBlock, FsBlock, Ino, Lsn, XfsGeometry};
 
 use super::replay::{LogReplay, ReplayedContent};
 use crate::buffer::damaged_at;
 
 /// Where an inode has its LSN.
 const LSN: usize = std::mem::offset_of!(XfsInodeCore, lsn);
+
+/// Where a block of a tree of extents has its owner.
+const OWNER: usize = std::mem::offset_of!(LongBlockHeader, owner);
 
 /// Where an inode of version 1 or 2 counts how often it was written.
 const FLUSHES: usize = 30;
@@ -45,26 +46,85 @@ impl LogReplay<'_> {
         if self.cancels.has(item.place, item.blocks) {
             return Ok(false);
         }
-        if item.fields.intersects(XfsInodeFields::DATA_OWNER | XfsInodeFields::ATTRIBUTES_OWNER) {
-            let what = format!("inode {} in the log got the tree of another file", item.ino);
-            return Err(Error::unsupported(Code::LogNotReplayed, what));
-        }
         let at = item.place.bytes() + u64::from(item.offset);
         let (geometry, lsn) = (self.geometry.clone(), self.lsn);
-        let replayed = self.change_inode(at, |inode| {
+        let (is_replayed, trees) = self.change_inode(at, |inode| {
             if !inode.starts_with(&INODE_MAGIC) {
                 let problem = format!("the log has inode {}, but it is none", item.ino);
                 return Err(Malformed::new(Structure::InodeCore, problem));
             }
-            if is_newer(inode, item, lsn) {
-                return Ok(false);
+            let is_replayed = !is_newer(inode, item, lsn);
+            if is_replayed {
+                let new = replayed_inode(inode, item, &geometry, lsn)?;
+                inode.copy_from_slice(&new);
             }
-            let new = replayed_inode(inode, item, &geometry, lsn)?;
-            inode.copy_from_slice(&new);
-            Ok(true)
+            Ok((is_replayed, trees_of_others(inode, item, &geometry)?))
         })?;
-        Ok(replayed)
+        for (root, most_blocks) in trees {
+            self.change_owner(item.ino, &root, most_blocks)?;
+        }
+        Ok(is_replayed)
     }
+
+    /// Makes the blocks of a tree of extents those of `ino`, which got it from another file. They
+    /// are at most `most_blocks`.
+    fn change_owner(&mut self, ino: Ino, root: &XfsForkRoot, most_blocks: u64) -> Result<()> {
+        let geometry = self.geometry.clone();
+        let mut rest: Vec<_> =
+            root.children.iter().map(|(_, block)| (*block, root.level - 1)).collect();
+        let mut changed = 0;
+        while let Some((at, level)) = rest.pop() {
+            let bad = |problem: &str| {
+                let problem = format!("block {at} of the tree of inode {ino}: {problem}");
+                Error::corrupt(Structure::BtreeBlock, problem)
+            };
+            let place = geometry.place_of(at).ok_or_else(|| bad("it is not in the volume"))?;
+            let block = self.block(place, geometry.block_size())?;
+            let view = XfsBtreeBlock::view(&block.bytes, &geometry, XfsTree::Extents);
+            changed += 1;
+            if XfsTree::of_block(&block.bytes, &geometry) != Some(XfsTree::Extents)
+                || view.header.level != level
+                || changed > most_blocks
+            {
+                return Err(bad("the tree does not have it"));
+            }
+            let is_other = view.header.owner != Some(ino.0);
+            if let Some(below) = level.checked_sub(1) {
+                let children = (0..view.len()).filter_map(|index| view.pointer(index));
+                rest.extend(children.map(|child| (FsBlock(child), below)));
+            }
+            if is_other && let Some(owner) = block.bytes.get_mut(OWNER..OWNER + 8) {
+                owner.copy_from_slice(&ino.0.to_be_bytes());
+                block.content = ReplayedContent::Typed(XfsBufferType::Btree);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The roots of trees that the item says are those of another file until now, and the blocks that
+/// each may have.
+fn trees_of_others(
+    inode: &[u8],
+    item: &XfsInodeItem<'_>,
+    geometry: &XfsGeometry,
+) -> Result<Vec<(XfsForkRoot, u64)>, Malformed> {
+    let core = XfsInodeCore::view(inode)?;
+    let room = core.fork_room(geometry)?;
+    let forks = [
+        (XfsInodeFields::DATA_OWNER, core.format, room.data),
+        (XfsInodeFields::ATTRIBUTES_OWNER, core.aformat, room.attributes),
+    ];
+    let is_tree = |format| XfsForkFormat::from_disk(format) == Some(XfsForkFormat::Btree);
+    let others = forks.into_iter().filter(|(field, format, _)| {
+        item.fields.contains(*field) && is_tree(*format) && !core.is_free()
+    });
+    others
+        .map(|(_, _, room)| {
+            let fork = inode.get(room).unwrap_or_default();
+            Ok((XfsForkRoot::parse(fork, geometry)?, core.nblocks.get()))
+        })
+        .collect()
 }
 
 /// Whether an inode was written after the item was logged.
@@ -105,12 +165,11 @@ fn replayed_inode(
         ("data", item.data, XfsInodeFields::DATA_ROOT, room.data),
         ("attribute", item.attributes, XfsInodeFields::ATTRIBUTES_ROOT, room.attributes),
     ];
-    for (what, logged, root, room) in forks {
+    for (what, logged, in_tree, room) in forks {
         let Some(logged) = logged else { continue };
         let fork = new.get_mut(room).unwrap_or_default();
-        if item.fields.contains(root) {
-            let root = XfsForkRoot::from_log(logged, geometry)?;
-            if !root.write(fork) {
+        if item.fields.contains(in_tree) {
+            if !XfsForkRoot::from_log(logged, geometry)?.write(fork) {
                 return Err(short(what, logged.len()));
             }
         } else {

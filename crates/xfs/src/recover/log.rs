@@ -52,15 +52,11 @@ impl VolumeLog {
         Ok(log)
     }
 
-    fn locate(
-        device: &Arc<dyn BlockDevice>,
-        geometry: &XfsGeometry,
-        uuid: Uuid,
-    ) -> Result<Self> {
+    fn locate(device: &Arc<dyn BlockDevice>, geometry: &XfsGeometry, uuid: Uuid) -> Result<Self> {
         let ring = XfsLogRing::of(geometry).map_err(malformed)?;
-        let start = geometry.place_of(geometry.log_start).ok_or_else(|| {
-            Error::corrupt(Structure::Superblock, "the log is not in the volume")
-        })?;
+        let start = geometry
+            .place_of(geometry.log_start)
+            .ok_or_else(|| Error::corrupt(Structure::Superblock, "the log is not in the volume"))?;
         let start = start.bytes();
         let mut read = |block: u32, bytes: &mut [u8]| read_blocks(&**device, start, block, bytes);
         let ends = ends::find(ring, uuid, &mut read).map_err(|failure| failure.0)?;
@@ -76,7 +72,7 @@ impl VolumeLog {
         visit: &mut dyn FnMut(&XfsCheckpoint) -> Result<()>,
     ) -> Result<()> {
         let (mut at, head) = (self.ends.tail, self.ends.head);
-        let mut open = XfsCheckpoints::new(self.ring).within(most_bytes);
+        let mut open = XfsCheckpoints::new(self.ring);
         let mut buffer = Vec::new();
         while at != head {
             let bad = |problem: Malformed| in_log(at, malformed(problem));
@@ -100,6 +96,9 @@ impl VolumeLog {
                 let whole = op.and_then(|op| open.add(record.lsn, &op)).map_err(bad)?;
                 if let Some(checkpoint) = whole {
                     visit(&checkpoint)?;
+                }
+                if open.byte_count() > most_bytes {
+                    return Err(in_log(at, too_much("open transactions", most_bytes)));
                 }
             }
             at = self.ring.advance(at, count);
@@ -142,6 +141,12 @@ fn read_blocks(
         let what = format!("reading {len} bytes of the log at {at} of {}", device.name());
         LogFailure(Error::io(what, error))
     })
+}
+
+/// The error about a log that takes more memory than the options allow.
+pub(super) fn too_much(what: &str, most_bytes: u64) -> Error {
+    let what = format!("{what} that take more than {most_bytes} bytes of memory");
+    Error::unsupported(Code::LogNotReplayed, what)
 }
 
 /// Says that the log cannot be used, and how to go on.

@@ -1,12 +1,12 @@
 //! The first pass: which buffers are cancelled, and which intents have no end.
 
-use offshoot_vfs::{Code, Error, Result};
+use offshoot_vfs::Result;
 use offshoot_xfs_format::log::items::XfsBufferFlags;
 use offshoot_xfs_format::log::{XfsCheckpoint, XfsLogItem};
 use offshoot_xfs_format::superblock::XfsSuperblock;
 
 use super::cancel::{CANCEL_COST, CancelledBuffers};
-use super::log::{VolumeLog, in_log};
+use super::log::{VolumeLog, in_log, too_much};
 use super::pending::PendingIntents;
 use crate::buffer::malformed;
 
@@ -50,10 +50,6 @@ impl LogSurvey {
         if taken <= most_bytes {
             return Ok(());
         }
-        let what = format!(
-            "cancelled buffers and intents that take {taken} bytes of memory, where {most_bytes} \
-             are allowed"
-        );
-        Err(Error::unsupported(Code::LogNotReplayed, what))
+        Err(too_much("cancelled buffers and intents", most_bytes))
     }
 }

@@ -34,9 +34,7 @@ pub(super) fn has_magic(kind: XfsBufferType, geometry: &XfsGeometry, bytes: &[u8
         Type::DirectoryLeaf => directory(DaKind::DirLeaf),
         Type::DirectoryLeafOfNode => directory(DaKind::DirNodeLeaf),
         Type::Node => directory(DaKind::DirNode),
-        Type::AttributeLeaf => {
-            DaKind::of_attributes(geometry, bytes) == Some(DaKind::AttrLeaf)
-        }
+        Type::AttributeLeaf => DaKind::of_attributes(geometry, bytes) == Some(DaKind::AttrLeaf),
         Type::Superblock => bytes.starts_with(&MAGIC),
         Type::UserDquot
         | Type::ProjectDquot
@@ -54,7 +52,7 @@ pub(super) fn verify(
     bytes: &[u8],
 ) -> Result<(), Malformed> {
     use XfsBufferType as Type;
-    let group = geometry.at(place).map(|(ag, _)| ag).unwrap_or(AgNumber(u32::MAX));
+    let group = geometry.at(place).map_or(AgNumber(u32::MAX), |(ag, _)| ag);
     let expected = &DaExpected { place, owner: None, block: None };
     match kind {
         Type::Btree => {
@@ -72,9 +70,7 @@ pub(super) fn verify(
         Type::DirectoryBlock => DirBlock::parse(geometry, bytes, expected).map(drop),
         Type::DirectoryData => DirData::parse(geometry, bytes, expected).map(drop),
         Type::DirectoryFree => DirFree::parse(geometry, bytes, expected).map(drop),
-        Type::DirectoryLeaf => {
-            DirLeaf::parse(geometry, DaKind::DirLeaf, bytes, expected).map(drop)
-        }
+        Type::DirectoryLeaf => DirLeaf::parse(geometry, DaKind::DirLeaf, bytes, expected).map(drop),
         Type::DirectoryLeafOfNode => {
             DirLeaf::parse(geometry, DaKind::DirNodeLeaf, bytes, expected).map(drop)
         }
