@@ -15,7 +15,8 @@
 //! What is pending needs transactions. A reader sees the state before it, with a report.
 //!
 //! `replay` keeps blocks until the LSN changes; `buffer` and `inode` apply items; `verify` knows the
-//! types of blocks; `log` reads and writes the ring; `cancel` and `pending` are what a survey learns.
+//! types of blocks; `pieces` completes directory blocks of several extents; `log` reads and writes
+//! the ring; `cancel` and `pending` are what a survey learns.
 
 mod buffer;
 mod cancel;
@@ -23,6 +24,7 @@ mod finish;
 mod inode;
 mod log;
 mod pending;
+mod pieces;
 mod replay;
 mod survey;
 mod verify;
@@ -147,7 +149,7 @@ fn replay(
     options: &XfsOptions,
 ) -> Result<(XfsGeometry, ReplayCounts)> {
     let (geometry, reporter) = (&superblock.geometry, options.reporter.as_ref());
-    let mut replay = LogReplay::new(&**device, geometry, log.ends.head, reporter, cancels);
+    let mut replay = LogReplay::new(device, geometry, log.ends.head, reporter, cancels);
     log.each_checkpoint(options.replay_bytes, &mut |checkpoint| replay.transaction(checkpoint))?;
     replay.finish()?;
     Ok((replay.geometry, replay.counts))

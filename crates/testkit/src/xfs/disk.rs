@@ -135,7 +135,8 @@ impl XfsDisk {
     pub fn check(&self) -> Result<(), String> {
         const IGNORED_LOG: &str = "changes in a log which is being";
         let output = command(&self.progs.program("xfs_repair"))
-            .args(["-n", "-f"])
+            // A volume with one group has no other superblock to compare.
+            .args(["-n", "-f", "-o", "force_geometry"])
             .arg(self.image())
             .output()
             .map_err(|error| format!("xfs_repair cannot be started: {error}"))?;

@@ -7,6 +7,7 @@ use offshoot_xfs_format::log::items::{XfsBufferFlags, XfsBufferItem, XfsBufferTy
 use offshoot_xfs_format::superblock::XfsSuperblock;
 use offshoot_xfs_format::{AgIno, BasicBlock, Lsn, XfsGeometry, csum, inode};
 
+use super::pieces::may_be_piece;
 use super::replay::{LogReplay, ReplayedContent};
 use super::verify;
 use crate::buffer::{damaged_at, malformed};
@@ -82,9 +83,11 @@ impl LogReplay<'_> {
         }
         let (geometry, now, head) = (self.geometry.clone(), self.lsn, self.head);
         let kind = item.flags.block_type();
-        let block = self.block(place, usize::from(item.blocks) * BLOCK)?;
+        let len = usize::from(item.blocks) * BLOCK;
+        let is_piece = kind.is_some_and(|kind| may_be_piece(kind, &geometry, len));
+        let block = self.block(place, len)?;
         let mut is_doubtful = false;
-        if block.content == ReplayedContent::Unchanged {
+        if block.content == ReplayedContent::Unchanged && !is_piece {
             let found = stored(kind, &geometry, (place, &block.bytes), (now, head));
             match found.map_err(|problem| damaged_at(place, problem))? {
                 StoredBlock::Older => {}
@@ -102,6 +105,11 @@ impl LogReplay<'_> {
             })?;
             to.copy_from_slice(run.data);
         }
+        if is_piece {
+            block.content = ReplayedContent::Plain;
+            self.pieces.add(place, len, now);
+            return Ok(true);
+        }
         let known = kind.filter(|&kind| verify::has_magic(kind, &geometry, &block.bytes));
         block.content = match known {
             Some(XfsBufferType::Inodes) | None => ReplayedContent::Plain,
@@ -110,10 +118,10 @@ impl LogReplay<'_> {
         if let Some(kind) = known
             && (is_doubtful || self.doubtful.contains_key(&place.0))
         {
-            self.doubtful.insert(place.0, (kind, usize::from(item.blocks) * BLOCK));
+            self.doubtful.insert(place.0, (kind, len));
         }
         if known == Some(XfsBufferType::Superblock) && place.0 == 0 {
-            let bytes = self.block(place, usize::from(item.blocks) * BLOCK)?.bytes.clone();
+            let bytes = self.block(place, len)?.bytes.clone();
             self.follow_superblock(bytes)?;
         }
         if known.is_none() {

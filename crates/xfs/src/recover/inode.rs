@@ -48,7 +48,7 @@ impl LogReplay<'_> {
         }
         let at = item.place.bytes() + u64::from(item.offset);
         let (geometry, lsn) = (self.geometry.clone(), self.lsn);
-        let (is_replayed, trees) = self.change_inode(at, |inode| {
+        let (is_replayed, is_directory, trees) = self.change_inode(at, |inode| {
             if !inode.starts_with(&INODE_MAGIC) {
                 let problem = format!("the log has inode {}, but it is none", item.ino);
                 return Err(Malformed::new(Structure::InodeCore, problem));
@@ -58,8 +58,12 @@ impl LogReplay<'_> {
                 let new = replayed_inode(inode, item, &geometry, lsn)?;
                 inode.copy_from_slice(&new);
             }
-            Ok((is_replayed, trees_of_others(inode, item, &geometry)?))
+            let is_directory = XfsInodeCore::view(inode)?.file_type() == file_type::DIRECTORY;
+            Ok((is_replayed, is_directory, trees_of_others(inode, item, &geometry)?))
         })?;
+        if is_directory && geometry.dir_block_log > 0 {
+            self.pieces.add_directory(item.ino);
+        }
         for (root, most_blocks) in trees {
             self.change_owner(item.ino, &root, most_blocks)?;
         }

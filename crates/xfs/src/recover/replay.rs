@@ -15,6 +15,7 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::io::IoSlice;
+use std::sync::Arc;
 
 use offshoot_device::BlockDevice;
 use offshoot_vfs::{Code, Error, Malformed, Result};
@@ -26,6 +27,7 @@ use offshoot_xfs_format::{AgIno, BasicBlock, Lsn, XfsGeometry};
 
 use super::cancel::CancelledBuffers;
 use super::log::in_log;
+use super::pieces::DirectoryPieces;
 use super::verify;
 use crate::buffer::{damaged_at, malformed};
 use crate::report::XfsReporter;
@@ -65,7 +67,7 @@ pub(super) struct ReplayedBlock {
 
 /// A replay onto a device.
 pub(super) struct LogReplay<'a> {
-    pub(super) device: &'a dyn BlockDevice,
+    device: &'a Arc<dyn BlockDevice>,
     pub(super) geometry: XfsGeometry,
     /// No block has an LSN from here on.
     pub(super) head: Lsn,
@@ -80,6 +82,7 @@ pub(super) struct LogReplay<'a> {
     /// that they have already are replayed too, which mends a torn write. They are proved at the
     /// end, because they may contradict themselves until then.
     pub(super) doubtful: BTreeMap<u64, (XfsBufferType, usize)>,
+    pub(super) pieces: DirectoryPieces,
     pub(super) counts: ReplayCounts,
 }
 
@@ -95,7 +98,7 @@ pub(super) struct ReplayCounts {
 
 impl<'a> LogReplay<'a> {
     pub(super) fn new(
-        device: &'a dyn BlockDevice,
+        device: &'a Arc<dyn BlockDevice>,
         geometry: &XfsGeometry,
         head: Lsn,
         reporter: Option<&'a XfsReporter>,
@@ -111,6 +114,7 @@ impl<'a> LogReplay<'a> {
             waiting: BTreeMap::new(),
             waiting_bytes: 0,
             doubtful: BTreeMap::new(),
+            pieces: DirectoryPieces::default(),
             counts: ReplayCounts::default(),
         }
     }
@@ -133,9 +137,10 @@ impl<'a> LogReplay<'a> {
         Ok(())
     }
 
-    /// Writes what waits, and proves the blocks that were doubtful.
+    /// Writes what waits, and completes and proves what could not be before.
     pub(super) fn finish(&mut self) -> Result<()> {
         self.write_out(self.lsn)?;
+        std::mem::take(&mut self.pieces).complete(self.device, &self.geometry)?;
         let geometry = self.geometry.clone();
         for (place, (kind, len)) in std::mem::take(&mut self.doubtful) {
             let place = BasicBlock(place);
