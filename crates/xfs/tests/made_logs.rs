@@ -7,13 +7,14 @@ use std::fs;
 use offshoot_testkit::compare::{Aspect, Compare};
 use offshoot_testkit::xfs::disk::{XfsDisk, XfsShutdown};
 use offshoot_testkit::xfs::judges::{self, XfsJudges};
-use offshoot_vfs::Code;
+use offshoot_vfs::{Code, FileSystem};
 use offshoot_xfs::{XfsOptions, XfsVolume};
 use offshoot_xfs_format::log::items::{
-    XfsBufferFlags, XfsBufferType, XfsEfiExtent, XfsEfiExtents, XfsFreeIntent, encode_buffer,
+    CORE_SIZE, XfsBufferFlags, XfsBufferType, XfsEfiExtent, XfsEfiExtents, XfsFreeIntent,
+    XfsInodeFields, XfsInodeItem, core_for_log, encode_buffer,
 };
 use offshoot_xfs_format::log::{XfsLogItem, XfsLogVector};
-use offshoot_xfs_format::{BasicBlock, FsBlock, Lsn, csum};
+use offshoot_xfs_format::{BasicBlock, FsBlock, Ino, Lsn, csum};
 
 use logs::LogOnDisk;
 
@@ -254,4 +255,93 @@ fn buffers_are_written_by_type_and_lsn() {
     log.add(&item(untyped, place, &[0x5a; 4096], 1));
     let bytes = both(&changed, "cancelled before", place.bytes(), 4096);
     assert_eq!(bytes[..128], [0x5a; 128]);
+}
+
+/// Our recovery to disk and the kernel's leave the same bytes. Returns them; `None` when both
+/// refuse the log.
+#[track_caller]
+fn recovered_bytes(disk: &XfsDisk, what: &str, at: u64, len: usize) -> Option<Vec<u8>> {
+    let (by_kernel, by_us) = (disk.copy(), disk.copy());
+    let mounted = by_kernel.try_mount("");
+    let recovered = XfsVolume::recover(&by_us.writable_device(), &XfsOptions::default());
+    assert_eq!(mounted.is_ok(), recovered.is_ok(), "{what}: {mounted:?}, {recovered:?}");
+    recovered.ok()?.expect("the log is not empty");
+    drop(mounted);
+    let bytes = LogOnDisk::of(&by_us).device_bytes(at, len);
+    assert_eq!(bytes, LogOnDisk::of(&by_kernel).device_bytes(at, len), "{what}");
+    Some(bytes)
+}
+
+const NEXT_UNLINKED: usize = 96;
+const INODE_LSN: usize = 112;
+
+/// Inodes are replayed by their LSN, and keep their place in the chain of unlinked inodes, which
+/// only buffers of inodes change.
+#[test]
+fn inodes_are_written_by_lsn_and_keep_their_chains() {
+    let Some(judges) = judges::require() else { return };
+    let disk = clean(&judges);
+    let ours = XfsVolume::open(disk.device(), &XfsOptions::default()).unwrap();
+    let ino = Ino(ours.lookup(ours.root(), b"file").unwrap().ino);
+    let log = LogOnDisk::of(&disk);
+    let at = log.geometry.inode_offset(ino).unwrap();
+    let cluster = at / 16_384 * 16_384;
+    let old = log.device_bytes(at, 512);
+    let head = log.ends.head;
+    let mut core: [u8; CORE_SIZE] = old[..CORE_SIZE].try_into().unwrap();
+    // Its mode becomes 0600.
+    core[2..4].copy_from_slice(&0o100_600_u16.to_be_bytes());
+    let core = core_for_log(&core);
+    let item = XfsInodeItem {
+        fields: XfsInodeFields::CORE,
+        ino,
+        device: 0,
+        place: BasicBlock(cluster / 512),
+        blocks: 32,
+        offset: u32::try_from(at - cluster).unwrap(),
+        core: &core,
+        data: None,
+        attributes: None,
+    };
+    let mut inode_items = XfsLogVector::default();
+    assert!(XfsLogItem::Inode(item).encode(&mut inode_items));
+    let with = |stored: u64, next: u32, items: &XfsLogVector| {
+        let changed = disk.copy();
+        let mut log = LogOnDisk::of(&changed);
+        let mut inode = old.clone();
+        inode[INODE_LSN..INODE_LSN + 8].copy_from_slice(&stored.to_be_bytes());
+        inode[NEXT_UNLINKED..NEXT_UNLINKED + 4].copy_from_slice(&next.to_be_bytes());
+        csum::store(&mut inode, 100);
+        log.write_device(at, &inode);
+        log.add(items);
+        changed
+    };
+    let mode = |inode: &[u8]| u16::from_be_bytes([inode[2], inode[3]]) & 0o777;
+    for (stored, expected) in [(head.0 - 1, 0o600), (head.0, 0o600), (head.0 + 1, 0o644)] {
+        let changed = with(stored, 130, &inode_items);
+        let inode = recovered_bytes(&changed, "an inode", at, 512).unwrap();
+        assert_eq!(mode(&inode), expected, "LSN {stored:x}");
+        assert_eq!(inode[NEXT_UNLINKED..NEXT_UNLINKED + 4], 130_u32.to_be_bytes());
+        assert!(csum::is_right(&inode, 100));
+    }
+    // A buffer of inodes, of which only the chains count.
+    for (next, is_valid) in [(131, true), (u32::MAX, true), (u32::MAX - 5, false)] {
+        let mut bytes = vec![0xee; 16_384];
+        let inside = usize::try_from(at - cluster).unwrap();
+        bytes[inside + NEXT_UNLINKED..][..4].copy_from_slice(&u32::to_be_bytes(next));
+        let chunk = inside / 128;
+        let mut map = [0_u32; 4];
+        map[chunk / 32] |= 1 << (chunk % 32);
+        let flags = XfsBufferFlags::of(XfsBufferType::Inodes) | XfsBufferFlags::INODES;
+        let mut items = XfsLogVector::default();
+        let place = BasicBlock(cluster / 512);
+        encode_buffer(flags, place, &bytes, &map.map(Into::into), &mut items);
+        let changed = with(head.0 - 1, u32::MAX, &items);
+        let inode = recovered_bytes(&changed, "a buffer of inodes", at, 512);
+        assert_eq!(inode.is_some(), is_valid, "{next:x}");
+        if let Some(inode) = inode {
+            assert_eq!(inode[NEXT_UNLINKED..NEXT_UNLINKED + 4], u32::to_be_bytes(next));
+            assert_eq!((mode(&inode), csum::is_right(&inode, 100)), (0o644, true));
+        }
+    }
 }
