@@ -5,6 +5,7 @@ mod logs;
 use std::fs;
 
 use offshoot_testkit::compare::{Aspect, Compare};
+use offshoot_testkit::run::run;
 use offshoot_testkit::xfs::disk::{XfsDisk, XfsShutdown};
 use offshoot_testkit::xfs::judges::{self, XfsJudges};
 use offshoot_vfs::{Code, FileSystem};
@@ -344,4 +345,44 @@ fn inodes_are_written_by_lsn_and_keep_their_chains() {
             assert_eq!((mode(&inode), csum::is_right(&inode, 100)), (0o644, true));
         }
     }
+}
+
+/// Version 4 has no LSNs: blocks take each change, and inodes count how often they were written.
+/// The kernel here does not mount it.
+#[test]
+fn logs_of_version_4_are_replayed_in_memory_only() {
+    let Some(judges) = judges::require() else { return };
+    let disk = XfsDisk::create(&judges, 320);
+    disk.mkfs("-m crc=0");
+    let ours = XfsVolume::open(disk.device(), &XfsOptions::default()).unwrap();
+    let root = ours.root();
+    let mut log = LogOnDisk::of(&disk);
+    let at = log.geometry.inode_offset(Ino(root.ino)).unwrap();
+    let mut core: [u8; CORE_SIZE] = log.device_bytes(at, CORE_SIZE).try_into().unwrap();
+    for (mode, flushes, expected) in [(0o40_700_u16, 5_u16, 0o700), (0o40_711, 4, 0o700)] {
+        core[2..4].copy_from_slice(&mode.to_be_bytes());
+        core[30..32].copy_from_slice(&flushes.to_be_bytes());
+        let logged = core_for_log(&core);
+        let item = XfsInodeItem {
+            fields: XfsInodeFields::CORE,
+            ino: Ino(root.ino),
+            device: 0,
+            place: BasicBlock(at / 8192 * 16),
+            blocks: 16,
+            offset: u32::try_from(at % 8192).unwrap(),
+            core: &logged[..NEXT_UNLINKED],
+            data: None,
+            attributes: None,
+        };
+        let mut items = XfsLogVector::default();
+        assert!(XfsLogItem::Inode(item).encode(&mut items));
+        log.add(&items);
+        let ours = XfsVolume::open(disk.device(), &XfsOptions::default()).unwrap();
+        assert_eq!(ours.attr(root).unwrap().permissions, expected, "{flushes}");
+    }
+    let before = disk.copy();
+    let error = XfsVolume::recover(&disk.writable_device(), &XfsOptions::default()).unwrap_err();
+    assert_eq!(error.code(), Code::LogNotReplayed, "{error}");
+    assert!(error.to_string().contains("version 4"), "{error}");
+    run("cmp", &[before.image(), disk.image()]);
 }

@@ -5,21 +5,23 @@ mod logs;
 
 use std::fs;
 use std::ops::ControlFlow;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{DirEntryExt, FileExt};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use offshoot_device::{BlockDevice, CrashDevice, CrashPlan, MemoryDevice};
 use offshoot_testkit::compare::{Aspect, Compare};
 use offshoot_testkit::random::{Random, seed_of_run};
+use offshoot_testkit::run::run;
 use offshoot_testkit::xfs::churn::{ChurnPlan, churn};
 use offshoot_testkit::xfs::disk::{RECOVERY, XfsDisk, XfsShutdown};
 use offshoot_testkit::xfs::fill::XfsFillShape;
 use offshoot_testkit::xfs::judges::{self, XfsJudges};
 use offshoot_testkit::xfs::matrix::{MATRIX, XfsVolumeKind};
 use offshoot_vfs::{Code, FileSystem};
-use offshoot_xfs::{XfsOptions, XfsRecovery, XfsReport, XfsVolume};
+use offshoot_xfs::{XfsOptions, XfsPending, XfsRecovery, XfsReport, XfsVolume};
 use offshoot_xfs_format::Lsn;
 use offshoot_xfs_format::log::XfsLogRecord;
 
@@ -63,6 +65,34 @@ impl CrashedVolume {
 
     fn copy(&self) -> Self {
         Self { disk: self.disk.copy(), kernel_says: self.kernel_says.clone() }
+    }
+
+    /// Compares our recovery in memory with the kernel's of a copy. Only files that our report names
+    /// may differ. Returns what it says is left to do.
+    fn judge_pending(&self) -> XfsPending {
+        let by_kernel = self.disk.copy();
+        drop(by_kernel.try_mount("rw,noatime").unwrap());
+        let (options, reports) = collecting();
+        let ours = XfsVolume::open(self.disk.device(), &options).unwrap();
+        let pending = match &reports.lock().unwrap()[..] {
+            [XfsReport::LogReplayed { pending, .. }] => pending.clone(),
+            [] => XfsPending::default(),
+            reports => panic!("{reports:?}"),
+        };
+        let mount = by_kernel.mount("ro,noatime", &self.kernel_says);
+        let compare = Compare::default().without(Aspect::StoredAcls);
+        let outcome = compare.run(&*ours, mount.path());
+        let named: Vec<_> = fs::read_dir(mount.path())
+            .unwrap()
+            .map(|entry| entry.unwrap())
+            .filter(|entry| pending.files.contains(&entry.ino()))
+            .map(|entry| entry.file_name().into_string().unwrap().replace(' ', "\\x20"))
+            .collect();
+        for difference in &outcome.differences {
+            let is_named = named.iter().any(|name| difference.starts_with(&format!("./{name}:")));
+            assert!(is_named, "{difference}\n{pending}; {named:?}");
+        }
+        pending
     }
 
     /// Compares our recoveries, in memory and to disk, with the kernel's of a copy. Returns what
@@ -305,7 +335,9 @@ fn hostile_logs_end_with_an_error_or_a_volume() {
             if random.below(8) == 0 {
                 record.ops = u32::try_from(random.below(1 << 16)).unwrap();
             }
-            record.seal(log.ring, &mut blocks).unwrap();
+            if random.below(8) > 0 {
+                record.seal(log.ring, &mut blocks).unwrap();
+            }
             for (block, index) in blocks.chunks(512).zip(0..) {
                 let place = log.place(log.ring.advance(at, index));
                 device.write_at(place, block).unwrap();
@@ -331,6 +363,80 @@ fn hostile_logs_end_with_an_error_or_a_volume() {
     }
     eprintln!("{opened} opened, {refused} refused");
     assert!(opened > 10 && refused > 10);
+}
+
+/// Chains of intents that the end of the log cuts: files of many extents are cloned, exchanged and
+/// removed, while another thread syncs.
+#[test]
+fn intents_that_have_no_end_are_named() {
+    let mut random = Random::new(seed_of_run());
+    let Some(judges) = judges::require() else { return };
+    let kind = XfsVolumeKind::named("today");
+    let crashed = CrashedVolume::make(&judges, kind, XfsShutdown::LogWritten, |root, _| {
+        let original = root.join("original");
+        let file = fs::File::create(&original).unwrap();
+        for number in 0..1500 {
+            file.write_all_at(&[7; 4096], number * 8192).unwrap();
+        }
+        file.sync_all().unwrap();
+        let file = fs::File::open(&original).unwrap();
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let other = fs::File::create(root.join("synced")).unwrap();
+                // A panic of the other thread does not stop this one.
+                for number in 1..20_000 {
+                    if done.load(Ordering::Relaxed) {
+                        return;
+                    }
+                    other.set_len(number).unwrap();
+                    other.sync_all().unwrap();
+                }
+            });
+            for number in 0..3 {
+                let clone = fs::File::create(root.join(format!("clone {number}"))).unwrap();
+                rustix::fs::ioctl_ficlone(&clone, &file).unwrap();
+                clone.set_len(4096 * number).unwrap();
+            }
+            let clone = fs::File::create(root.join("other")).unwrap();
+            rustix::fs::ioctl_ficlone(&clone, &file).unwrap();
+            done.store(true, Ordering::Relaxed);
+        });
+    });
+    let log = LogOnDisk::of(&crashed.disk);
+    let records = log.records();
+    // We look for cuts that leave intents, and hold some of them against the kernel.
+    let mut kinds = [0; 4];
+    let (mut tried, mut judged) = (0, 0);
+    while judged < rounds(2) && tried < 60 * rounds(2) {
+        tried += 1;
+        let record = &records[usize::try_from(random.below(records.len() as u64 - 1)).unwrap() + 1];
+        let count = log.ring.distance(record.lsn, log.ends.head).unwrap();
+        let device = Arc::new(MemoryDevice::over(crashed.disk.device()));
+        for index in 0..count {
+            device.write_at(log.place(log.ring.advance(record.lsn, index)), &[0; 512]).unwrap();
+        }
+        let (options, reports) = collecting();
+        XfsVolume::open(device, &options).unwrap();
+        let is_cut = |report: &XfsReport| match report {
+            XfsReport::LogReplayed { pending, .. } => {
+                pending.frees + pending.reference_counts + pending.mappings > 0
+            }
+            _ => false,
+        };
+        if !reports.lock().unwrap().iter().any(is_cut) {
+            continue;
+        }
+        judged += 1;
+        let copy = crashed.copy();
+        LogOnDisk::of(&copy.disk).lose(record.lsn, count);
+        let pending = copy.judge_pending();
+        let found =
+            [pending.frees, pending.reverse_mappings, pending.reference_counts, pending.mappings];
+        kinds.iter_mut().zip(found).for_each(|(sum, count)| *sum += count);
+    }
+    eprintln!("{tried} cuts; frees, reverse mappings, counts, mappings: {kinds:?}");
+    assert!(judged > 0, "no cut left intents");
 }
 
 /// Without a reverse map, the kernel exchanges whole forks of two files, and logs that the blocks
@@ -364,6 +470,31 @@ fn files_that_exchanged_their_trees_have_them() {
         let content = fs::read(mount.path().join(name)).unwrap();
         assert!(content.chunks(8192).all(|chunk| chunk[..4096] == [byte; 4096]), "{name}");
     }
+}
+
+/// The log makes the volume larger: the groups behind its old end hold what comes later.
+#[test]
+fn a_volume_that_grows_in_the_log_is_recovered() {
+    let Some(judges) = judges::require() else { return };
+    let disk = XfsDisk::create(&judges, 512);
+    disk.mkfs("-d size=320m,agcount=4");
+    let mut mount = disk.mount("rw,noatime", &[]);
+    run("xfs_growfs", &[mount.path()]);
+    for number in 0..12 {
+        let dir = mount.path().join(format!("directory {number}"));
+        fs::create_dir(&dir).unwrap();
+        fs::write(dir.join("file"), "in one of the new groups").unwrap();
+    }
+    mount.sync();
+    disk.shut_down(&mut mount, XfsShutdown::LogWritten);
+    drop(mount);
+    let groups = |disk: &XfsDisk| disk.field(&["sb 0"], "agcount");
+    let before = groups(&disk);
+    let crashed = CrashedVolume { disk, kernel_says: vec![] };
+    assert!(crashed.judge(24).is_some());
+    XfsVolume::recover(&crashed.disk.writable_device(), &XfsOptions::default()).unwrap();
+    eprintln!("{before} groups before, {} behind", groups(&crashed.disk));
+    assert!(groups(&crashed.disk) > before);
 }
 
 /// A directory whose blocks have 16 KiB, in a volume whose free space is single blocks of 4 KiB. The
