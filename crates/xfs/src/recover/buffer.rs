@@ -37,18 +37,22 @@ enum StoredBlock {
     Doubtful,
 }
 
-/// What a block that no item changed yet says about a change at `now`. The bitmaps of a realtime
-/// device have no header, so their contents may look like one.
+/// Whether blocks of this type have a header of their own. The contents of the bitmaps of a realtime
+/// device may look like one.
+fn has_header(kind: Option<XfsBufferType>) -> bool {
+    use XfsBufferType::{Inodes, RealtimeBitmap, RealtimeSummary};
+    !matches!(kind, Some(Inodes | RealtimeBitmap | RealtimeSummary))
+}
+
+/// What a block that no item changed yet says about a change at `now`.
 fn stored(
     kind: Option<XfsBufferType>,
     geometry: &XfsGeometry,
     (place, bytes): (BasicBlock, &[u8]),
     (now, head): (Lsn, Lsn),
 ) -> Result<StoredBlock, Malformed> {
-    use XfsBufferType::{RealtimeBitmap, RealtimeSummary};
-    let has_header = !matches!(kind, Some(RealtimeBitmap | RealtimeSummary));
     let identity = XfsIdentity::of_magic(geometry, bytes)
-        .filter(|identity| has_header && *identity != XfsIdentity::INODE);
+        .filter(|identity| has_header(kind) && *identity != XfsIdentity::INODE);
     let Some(identity) = identity else { return Ok(StoredBlock::Older) };
     if identity.uuid_of(bytes) != Some(geometry.uuid) {
         return Ok(StoredBlock::Older);
@@ -111,9 +115,9 @@ impl LogReplay<'_> {
             return Ok(true);
         }
         let known = kind.filter(|&kind| verify::has_magic(kind, &geometry, &block.bytes));
-        block.content = match known {
-            Some(XfsBufferType::Inodes) | None => ReplayedContent::Plain,
+        block.content = match known.filter(|_| has_header(kind)) {
             Some(kind) => ReplayedContent::Typed(kind),
+            None => ReplayedContent::Plain,
         };
         if let Some(kind) = known
             && (is_doubtful || self.doubtful.contains_key(&place.0))
@@ -167,7 +171,7 @@ impl LogReplay<'_> {
                     field.copy_from_slice(&next.0.to_be_bytes());
                 }
                 inode::seal(inode, &geometry);
-                Ok(())
+                Ok((true, ()))
             })?;
         }
         Ok(())

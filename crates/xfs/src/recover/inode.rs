@@ -23,11 +23,11 @@ const FLUSHES: usize = 30;
 const HALF: u16 = u16::MAX >> 1;
 
 impl LogReplay<'_> {
-    /// Calls `change` with the inode at a byte of the device.
+    /// Calls `change` with the inode at a byte of the device. It returns whether it changed it.
     pub(super) fn change_inode<T>(
         &mut self,
         at: u64,
-        change: impl FnOnce(&mut [u8]) -> Result<T, Malformed>,
+        change: impl FnOnce(&mut [u8]) -> Result<(bool, T), Malformed>,
     ) -> Result<T> {
         let size = self.geometry.inode_size();
         let place = BasicBlock(at / BASIC_BLOCK);
@@ -36,9 +36,12 @@ impl LogReplay<'_> {
         let block = self.block(place, size.next_multiple_of(1 << BASIC_BLOCK.ilog2()))?;
         let outside = || Malformed::new(Structure::InodeCore, "it is outside of its block");
         let inode = block.bytes.get_mut(inside..inside + size).ok_or_else(outside);
-        let changed = inode.and_then(change).map_err(|problem| damaged_at(place, problem))?;
-        block.content = ReplayedContent::Plain;
-        Ok(changed)
+        let (is_changed, found) =
+            inode.and_then(change).map_err(|problem| damaged_at(place, problem))?;
+        if is_changed {
+            block.content = ReplayedContent::Plain;
+        }
+        Ok(found)
     }
 
     /// Replays an inode. Returns false when it is passed over.
@@ -59,7 +62,8 @@ impl LogReplay<'_> {
                 inode.copy_from_slice(&new);
             }
             let is_directory = XfsInodeCore::view(inode)?.file_type() == file_type::DIRECTORY;
-            Ok((is_replayed, is_directory, trees_of_others(inode, item, &geometry)?))
+            let trees = trees_of_others(inode, item, &geometry)?;
+            Ok((is_replayed, (is_replayed, is_directory, trees)))
         })?;
         if is_directory && geometry.dir_block_log > 0 {
             self.pieces.add_directory(item.ino);

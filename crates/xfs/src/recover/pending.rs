@@ -147,7 +147,7 @@ pub(super) fn add_groups(pending: &mut XfsPending, buffers: &XfsBuffers) -> Resu
                 pending.staged_extents += staged;
             }
             // A reader can do without a damaged group, and nothing is written while there is one.
-            Err(Error::Corrupt(_)) => pending.damaged_groups += 1,
+            Err(Error::Corrupt(_) | Error::Io { .. }) => pending.damaged_groups += 1,
             Err(error) => return Err(error),
         }
     }
