@@ -1,7 +1,5 @@
 //! Logs that were made or changed by hand: we do with each what the kernel does.
 
-mod logs;
-
 use std::fs;
 
 use offshoot_testkit::compare::{Aspect, Compare};
@@ -17,7 +15,7 @@ use offshoot_xfs_format::log::items::{
 use offshoot_xfs_format::log::{XfsLogItem, XfsLogVector};
 use offshoot_xfs_format::{BasicBlock, FsBlock, Ino, Lsn, csum};
 
-use logs::LogOnDisk;
+use crate::log_on_disk::LogOnDisk;
 
 /// What the kernel and we do with a log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,7 +1,5 @@
 //! The log in the image of a volume: reads it, changes it, and adds records to it.
 
-#![allow(dead_code, reason = "each test file uses a part")]
-
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
