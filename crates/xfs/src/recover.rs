@@ -57,7 +57,7 @@ const CACHE_BYTES: u64 = 1 << 20;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct XfsRecovery {
-    /// The first record that was replayed, as cycle and block; empty when the log was empty.
+    /// The first record that was replayed, as cycle and block.
     pub from: String,
     /// Where the log ended, as cycle and block.
     pub to: String,

@@ -18,7 +18,6 @@ use offshoot_xfs_format::identity::XfsIdentity;
 use offshoot_xfs_format::log::items::XfsBufferType;
 use offshoot_xfs_format::{BasicBlock, FileBlock, Ino, Lsn, XfsGeometry};
 
-use super::log::in_log;
 use super::verify;
 use crate::buffer::{DiskRun, XfsBuffers, damaged_at};
 use crate::inode::fork::place_of;
@@ -98,11 +97,11 @@ impl DirectoryPieces {
             if !verify::has_magic(kind, geometry, &bytes) {
                 let problem = "a piece of a directory block that belongs to no directory";
                 let problem = Malformed::new(Structure::DirectoryBlock, problem);
-                return Err(in_log(piece.lsn, damaged_at(place, problem)));
+                return Err(damaged_at(place, problem));
             }
             XfsIdentity::NODE.seal(&mut bytes, piece.lsn);
             verify::verify(kind, geometry, place, &bytes)
-                .map_err(|problem| in_log(piece.lsn, damaged_at(place, problem)))?;
+                .map_err(|problem| damaged_at(place, problem))?;
             write(&**device, place.bytes(), &bytes)?;
         }
         Ok(())
@@ -135,7 +134,7 @@ impl DirectoryPieces {
         for (block, lsn) in blocks {
             let runs = inode.data.runs(buffers, FileBlock(block), 1 << log)?.unwrap_or_default();
             complete_block(device, buffers, &runs, lsn)
-                .map_err(|error| in_log(lsn, error.in_file(inode.file())))?;
+                .map_err(|error| error.in_file(inode.file()))?;
         }
         Ok(())
     }

@@ -122,7 +122,7 @@ impl<'a> LogReplay<'a> {
     /// Replays a transaction.
     pub(super) fn transaction(&mut self, checkpoint: &XfsCheckpoint) -> Result<()> {
         if self.lsn != checkpoint.lsn {
-            self.write_out(self.lsn)?;
+            self.write_out(self.lsn).map_err(|error| in_log(self.lsn, error))?;
             self.lsn = checkpoint.lsn;
         }
         self.counts.transactions += 1;
@@ -139,6 +139,10 @@ impl<'a> LogReplay<'a> {
 
     /// Writes what waits, and completes and proves what could not be before.
     pub(super) fn finish(&mut self) -> Result<()> {
+        self.complete_rest().map_err(|error| in_log(self.lsn, error))
+    }
+
+    fn complete_rest(&mut self) -> Result<()> {
         self.write_out(self.lsn)?;
         std::mem::take(&mut self.pieces).complete(self.device, &self.geometry)?;
         let geometry = self.geometry.clone();
@@ -146,7 +150,7 @@ impl<'a> LogReplay<'a> {
             let place = BasicBlock(place);
             let bytes = &self.block(place, len)?.bytes;
             verify::verify(kind, &geometry, place, bytes)
-                .map_err(|problem| in_log(self.lsn, damaged_at(place, problem)))?;
+                .map_err(|problem| damaged_at(place, problem))?;
             self.forget(place);
         }
         Ok(())
@@ -249,7 +253,7 @@ impl<'a> LogReplay<'a> {
                 let at = BasicBlock(place);
                 let proof = complete(kind, &self.geometry, at, &mut block.bytes, stamp);
                 if !self.doubtful.contains_key(&place) {
-                    proof.map_err(|problem| in_log(self.lsn, damaged_at(at, problem)))?;
+                    proof.map_err(|problem| damaged_at(at, problem))?;
                 }
             }
         }
@@ -266,7 +270,7 @@ impl<'a> LogReplay<'a> {
             let at = BasicBlock(start).bytes();
             self.device.write_vectored_at(at, &slices).map_err(|error| {
                 let what = format!("writing at {at} of {}", self.device.name());
-                in_log(self.lsn, Error::io(what, error))
+                Error::io(what, error)
             })?;
         }
         Ok(())

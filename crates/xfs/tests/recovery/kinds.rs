@@ -11,7 +11,7 @@ use offshoot_testkit::xfs::judges;
 use offshoot_testkit::xfs::matrix::{MATRIX, XfsVolumeKind};
 use offshoot_xfs::{XfsOptions, XfsVolume};
 
-use crate::crashed::{CrashedVolume, rounds, settle};
+use crate::crashed::{ADDING, CrashedVolume, rounds, settle};
 use crate::log_on_disk::LogOnDisk;
 
 #[test]
@@ -93,6 +93,31 @@ fn logs_that_wrapped_and_stopped_under_load() {
         eprintln!("the log ends at {}", log.ends.head);
         assert!(log.ends.head.cycle() > 1, "{:?}", log.ends);
         eprintln!("{:?}", crashed.judge(10));
+    }
+}
+
+/// The kernel and we take turns: it changes the volume and stops, and we recover it.
+#[test]
+fn the_kernel_goes_on_behind_our_recoveries() {
+    let mut random = Random::new(seed_of_run());
+    let Some(judges) = judges::require() else { return };
+    let kind = XfsVolumeKind::named("today");
+    let crashed = CrashedVolume::make(&judges, kind, XfsShutdown::LogWritten, |_, _| {});
+    for turn in 0..5 {
+        let options = XfsOptions::default();
+        let recovered = XfsVolume::recover(&crashed.disk.writable_device(), &options).unwrap();
+        eprintln!("{recovered:?}");
+        crashed.disk.assert_checks();
+        let mut mount = crashed.disk.mount("rw,noatime", &[]);
+        let dir = mount.path().join(format!("turn {turn}"));
+        fs::create_dir(&dir).unwrap();
+        churn(&dir, ADDING, 40, &mut random);
+        let how = if turn % 2 == 0 { XfsShutdown::LogWritten } else { XfsShutdown::LogLost };
+        crashed.disk.shut_down(&mut mount, how);
+        drop(mount);
+        if turn % 2 == 0 {
+            assert!(crashed.judge(10).is_some());
+        }
     }
 }
 
