@@ -136,8 +136,8 @@ impl CrashedVolume {
 }
 
 /// Checks a volume. A crash may leave an attribute whose value was not written yet: `xfs_repair`
-/// complains of it, whoever recovered the volume. Returns the lines about such attributes, which
-/// must be `allowed` if that says anything.
+/// complains of it also behind a recovery by the kernel. Returns the lines about such attributes,
+/// which must be the `allowed` ones if the caller has some.
 #[track_caller]
 fn assert_checks_but_for(disk: &XfsDisk, allowed: Option<&[String]>) -> Vec<String> {
     let Err(finding) = disk.check() else { return Vec::new() };

@@ -114,6 +114,9 @@ fn records_that_were_changed_count_as_for_the_kernel() {
     held("a block of the third last record", Recovered, &|log| {
         log.lose(log.ring.advance(at(3), 1), 1);
     });
+    held("another size of the log buffer in the last record", Recovered, &|log| {
+        log.change_block(at(1), |block| block[320..324].copy_from_slice(&65_536_u32.to_be_bytes()));
+    });
     held("a byte of the twelfth last record", Refused, &|log| {
         log.change_block(log.ring.advance(at(12), 1), |block| block[100] ^= 1);
     });
