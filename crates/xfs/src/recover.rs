@@ -4,7 +4,8 @@
 //! survey   tail to head: cancelled buffers, intents without an end
 //! replay   tail to head: each transaction, in the order of the commit ops, in memory over the
 //!          device. A reader has the volume now
-//! pending  what is left to do: intents, unlinked inodes, staged extents. To disk, that is refused
+//! pending  counts the work that is left: intents, unlinked inodes, staged extents. With any, a
+//!          recovery to disk is refused
 //! replay   again, onto the device, as it goes                                         to disk only
 //! finish   counters of the superblock, an empty log                                   to disk only
 //! ```
@@ -12,7 +13,7 @@
 //! A recovery to disk writes nothing before the replay in memory has proved the whole log, and
 //! nothing to the log before everything else is durable. So one that is cut begins again.
 //!
-//! What is pending needs transactions. A reader sees the state before it, with a report.
+//! Pending work needs transactions. A reader sees the state before it, with a report.
 //!
 //! `replay` keeps blocks until the LSN changes; `buffer` and `inode` apply items; `verify` knows the
 //! types of blocks; `pieces` completes directory blocks of several extents; `log` reads and writes

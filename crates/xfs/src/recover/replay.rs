@@ -4,8 +4,8 @@
 //! one record have one LSN, and a block that carries it takes no more of their changes. Then each
 //! gets the LSN and its checksum, is proved as its type, and is written.
 //!
-//! When the changes of one LSN take too much memory, what is there is written with the LSN before
-//! it, at which no record begins. So a recovery that is cut then replays them again.
+//! When the changes of one LSN take too much memory, the blocks that wait are written with the LSN
+//! before it, at which no record begins. So a recovery that is cut then replays them again.
 //!
 //! ```text
 //! record at 3:40, two transactions     block 8: changes of both, written once with LSN 3:40
@@ -210,7 +210,7 @@ impl<'a> LogReplay<'a> {
         }
     }
 
-    /// Puts a block into the place of what is there.
+    /// Keeps a block in the place of an older one.
     fn put(&mut self, place: BasicBlock, block: ReplayedBlock) -> Result<()> {
         let len = block.bytes.len();
         self.make_room(place, len)?;

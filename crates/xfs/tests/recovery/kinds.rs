@@ -121,6 +121,25 @@ fn the_kernel_goes_on_behind_our_recoveries() {
     }
 }
 
+/// A transaction changes more blocks than may wait in memory: 1,000 directories with blocks of
+/// 64 KiB.
+#[test]
+fn transactions_larger_than_the_memory_for_blocks_are_recovered() {
+    let Some(judges) = judges::require() else { return };
+    let kind = XfsVolumeKind::named("block-64k");
+    let crashed = CrashedVolume::make(&judges, kind, XfsShutdown::LogWritten, |root, _| {
+        for number in 0..1000 {
+            let dir = root.join(format!("directory {number}"));
+            fs::create_dir(&dir).unwrap();
+            for file in 0..8 {
+                fs::File::create(dir.join(format!("{file}{}", "-".repeat(60)))).unwrap();
+            }
+        }
+    });
+    let recovered = crashed.judge(9000).expect("nothing is left to do");
+    assert!(recovered.transactions < 4 && recovered.replayed > 9000, "{recovered:?}");
+}
+
 /// The log makes the volume larger: the groups behind its old end hold what comes later.
 #[test]
 fn a_volume_that_grows_in_the_log_is_recovered() {
