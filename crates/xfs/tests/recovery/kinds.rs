@@ -51,6 +51,7 @@ fn logs_that_wrapped_and_stopped_under_load() {
         let Some(judges) = judges::require() else { return };
         let kind = XfsVolumeKind::named("stripes");
         let seed = random.number();
+        let removes = random.below(2) == 0;
         let wait = Duration::from_millis(300 + random.below(1000));
         let disk = XfsDisk::create(&judges, kind.mib);
         disk.mkfs(kind.mkfs);
@@ -68,7 +69,8 @@ fn logs_that_wrapped_and_stopped_under_load() {
                 let dir = mount.path().join(format!("thread {number}"));
                 std::thread::spawn(move || {
                     let mut random = Random::new(seed + number);
-                    let plan = ChurnPlan { has_clones: number == 0, has_removals: true };
+                    let has_clones = removes && number == 0;
+                    let plan = ChurnPlan { has_clones, has_removals: removes };
                     for round in 0.. {
                         let below = dir.join(format!("round {round}"));
                         // It ends with the volume.
@@ -81,18 +83,27 @@ fn logs_that_wrapped_and_stopped_under_load() {
                 })
             })
             .collect();
-        std::thread::sleep(wait);
+        // Where the host can, copies are taken meanwhile.
+        let copies: Vec<_> = (0..3)
+            .filter_map(|_| {
+                std::thread::sleep(wait / 3);
+                disk.copy_at_once()
+            })
+            .collect();
         disk.shut_down(&mut mount, XfsShutdown::LogLost);
         // Most of them panic, because the calls of a churn must not fail.
         for thread in threads {
             let _ = thread.join();
         }
         drop(mount);
-        let crashed = CrashedVolume { disk, kernel_says: vec![] };
-        let log = LogOnDisk::of(&crashed.disk);
-        eprintln!("the log ends at {}", log.ends.head);
-        assert!(log.ends.head.cycle() > 1, "{:?}", log.ends);
-        eprintln!("{:?}", crashed.judge(10));
+        eprintln!("{} copies were taken under load", copies.len());
+        for disk in copies.into_iter().chain([disk]) {
+            let crashed = CrashedVolume { disk, kernel_says: vec![] };
+            let log = LogOnDisk::of(&crashed.disk);
+            eprintln!("the log ends at {}", log.ends.head);
+            assert!(log.ends.head.cycle() > 1, "{:?}", log.ends);
+            eprintln!("{:?}", crashed.judge(10));
+        }
     }
 }
 
