@@ -22,7 +22,7 @@ fn logs_that_are_cut_are_recovered_as_the_kernel_does() {
         let crashed = many_records(&judges, plan, &mut random);
         let records = LogOnDisk::of(&crashed.disk).records();
         assert!(records.len() > 30, "only {} records", records.len());
-        let (mut stored, cuts) = (0, rounds(3));
+        let (mut stored, cuts) = (0, rounds(if plan.has_removals { 1 } else { 3 }));
         for cut in 0..cuts {
             let copy = crashed.copy();
             cut_log(&LogOnDisk::of(&copy.disk), &records, cut, &mut random);
@@ -73,9 +73,9 @@ fn a_recovery_that_is_cut_can_be_done_again() {
     let plan = CrashPlan { exhaustive_limit: 4, samples_per_epoch: 10, seed, tears: true };
     let states: Vec<_> = log.states(&plan).map(Result::unwrap).collect();
     // The prefixes of all writes are many. The last states are those of an emptied log.
-    let (offset, last) = (usize::try_from(random.below(53)).unwrap(), states.len() - 12);
+    let (offset, last) = (usize::try_from(random.below(97)).unwrap(), states.len() - 12);
     let chosen = states.into_iter().enumerate();
-    let chosen = chosen.filter(|(number, _)| number % 53 == offset || *number >= last);
+    let chosen = chosen.filter(|(number, _)| number % 97 == offset || *number >= last);
     for (_, state) in chosen {
         let described = state.description.clone();
         let [memory] = <[_; 1]>::try_from(state.devices).unwrap();
@@ -92,11 +92,11 @@ fn a_recovery_that_is_cut_can_be_done_again() {
         assert!(outcome.differences.is_empty(), "{described}: {outcome}");
     }
     eprintln!("{writes} writes; {again} recovered again, {done} were done");
-    assert!(again > 10 && done > 0);
+    assert!(again > 5 && done > 0);
     // The kernel does not mend torn blocks.
     let plan = CrashPlan { tears: false, ..plan };
     let states: Vec<_> = log.states(&plan).map(Result::unwrap).collect();
-    for _ in 0..4 {
+    for _ in 0..2 {
         let state = &states[usize::try_from(random.below(states.len() as u64)).unwrap()];
         let disk = crashed.disk.copy();
         let device = disk.writable_device();

@@ -58,7 +58,7 @@ fn intents_that_have_no_end_are_named() {
     // We look for cuts that leave intents, and hold some of them against the kernel.
     let mut kinds = [0; 4];
     let (mut tried, mut held) = (0, 0);
-    while held < rounds(2) && tried < 60 * rounds(2) {
+    while held < rounds(1) && tried < 100 * rounds(1) {
         tried += 1;
         let record = &records[usize::try_from(random.below(records.len() as u64 - 1)).unwrap() + 1];
         let count = log.ring.distance(record.lsn, log.ends.head).unwrap();

@@ -22,7 +22,7 @@ fn volumes_are_recovered_as_the_kernel_does() {
         .iter()
         .filter(|kind| kind.is_mounted && kind.mib < 4096 && kind.name != "metadir")
         .collect();
-    let (mut stored, rounds) = (0, rounds(3));
+    let (mut stored, rounds) = (0, rounds(2));
     for round in 0..rounds {
         let Some(judges) = judges::require() else { return };
         let kind = kinds[usize::try_from(random.below(kinds.len() as u64)).unwrap()];
@@ -132,14 +132,14 @@ fn the_kernel_goes_on_behind_our_recoveries() {
     }
 }
 
-/// A transaction changes more blocks than may wait in memory: 1,000 directories with blocks of
+/// A transaction changes more blocks than may wait in memory: 700 directories with blocks of
 /// 64 KiB.
 #[test]
 fn transactions_larger_than_the_memory_for_blocks_are_recovered() {
     let Some(judges) = judges::require() else { return };
     let kind = XfsVolumeKind::named("block-64k");
     let crashed = CrashedVolume::make(&judges, kind, XfsShutdown::LogWritten, |root, _| {
-        for number in 0..1000 {
+        for number in 0..700 {
             let dir = root.join(format!("directory {number}"));
             fs::create_dir(&dir).unwrap();
             for file in 0..8 {
@@ -147,8 +147,8 @@ fn transactions_larger_than_the_memory_for_blocks_are_recovered() {
             }
         }
     });
-    let recovered = crashed.judge(9000).expect("nothing is left to do");
-    assert!(recovered.transactions < 4 && recovered.replayed > 9000, "{recovered:?}");
+    let recovered = crashed.judge(6300).expect("nothing is left to do");
+    assert!(recovered.transactions < 4 && recovered.replayed > 6300, "{recovered:?}");
 }
 
 /// The log makes the volume larger: the groups behind its old end hold what comes later.
