@@ -56,6 +56,7 @@ const XFS: EngineFloors = EngineFloors {
         &["inode"],
         &["da", "remote"],
         &["attr", "data", "dir", "symlink"],
+        &["recover"],
         &["volume"],
         &["filesystem", "mkfs"],
     ],

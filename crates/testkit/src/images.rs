@@ -8,7 +8,7 @@ use std::sync::Arc;
 use offshoot_device::{BlockDevice, FileDevice};
 use tempfile::TempDir;
 
-use crate::run::run;
+use crate::run::try_run;
 use crate::scratch_dir;
 
 /// The image files of one volume.
@@ -30,17 +30,25 @@ impl ImageFiles {
     /// Copies these images as they are now. They may be mounted meanwhile.
     #[must_use]
     pub fn copy(&self) -> Self {
+        self.copy_with("--sparse=always").unwrap_or_else(|reason| panic!("{reason}"))
+    }
+
+    /// Copies each image as it is at one moment, also while it is written. `None` where the host
+    /// does not share blocks of files: `OFFSHOOT_TEST_DIR` can name a directory where it does.
+    #[must_use]
+    pub fn copy_at_once(&self) -> Option<Self> {
+        self.copy_with("--reflink=always").ok()
+    }
+
+    fn copy_with(&self, option: &str) -> Result<Self, String> {
         let dir = scratch_dir();
-        let images = self
-            .images
-            .iter()
-            .map(|image| {
-                let copy = dir.path().join(image.file_name().expect("a file name"));
-                run("cp", &["--sparse=always".as_ref(), image.as_os_str(), copy.as_os_str()]);
-                copy
-            })
-            .collect();
-        Self { images, dir }
+        let mut images = Vec::new();
+        for image in &self.images {
+            let copy = dir.path().join(image.file_name().expect("a file name"));
+            try_run("cp", &[option.as_ref(), image.as_os_str(), copy.as_os_str()])?;
+            images.push(copy);
+        }
+        Ok(Self { images, dir })
     }
 
     /// Adds one more image.

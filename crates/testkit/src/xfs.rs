@@ -20,11 +20,13 @@
 //! |---|---|
 //! | [`judges`] | whether a test may run here, must fail, or is skipped; which `xfsprogs` |
 //! | [`disk`] | the image of a volume: `mkfs.xfs`, mounts, `xfs_repair`, `xfs_db`, shutdown |
+//! | [`churn`] | random changes of a mounted volume, for its log |
 //! | [`fill`] | what the kernel writes into a volume before we read it |
 //! | [`matrix`] | the kinds of volumes that a reader has to know |
 //! | [`recipe`] | how a volume is made, filled and compared |
 //! | [`old`] | volumes of version 4, which this kernel does not mount |
 
+pub mod churn;
 pub mod disk;
 pub mod fill;
 pub mod judges;

@@ -17,7 +17,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub use check::{XfsFork, XfsInode};
 
 use crate::geometry::XfsLayout;
-use crate::layout::ensure;
+use crate::layout::{ensure, view};
 use crate::symlink::MAX_LEN;
 use crate::{AgIno, AgNumber, Ino, Lsn, Malformed, U16, U32, U64, XfsGeometry, csum};
 
@@ -249,6 +249,14 @@ impl XfsInodeCore {
     #[must_use]
     pub fn len(geometry: &XfsGeometry) -> usize {
         if geometry.has_checksums() { size_of::<Self>() } else { INODE_CRC }
+    }
+
+    /// Views the core of an inode, whose bytes may be those of any.
+    ///
+    /// # Errors
+    /// When there are too few of them.
+    pub fn view(inode: &[u8]) -> Result<&Self, Malformed> {
+        view(STRUCTURE, inode)
     }
 
     /// A free inode, as a new chunk is filled with. Version 2 on a V4 volume.

@@ -6,8 +6,10 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use crate::attr::MAX_VALUE;
 use crate::da::DaExpected;
 use crate::identity::XfsIdentity;
+use crate::symlink::MAX_LEN;
 use crate::{Lsn, Malformed, Structure, U32, U64, XfsGeometry};
 
 /// The header of a block of a value. 56 bytes.
@@ -96,18 +98,12 @@ impl RemoteKind {
         offset: usize,
         len: usize,
     ) -> Result<&'a [u8], Malformed> {
-        let bad = |problem| Malformed::new(self.structure(), problem);
         self.check_size(geometry, block.len())?;
+        let bad = |problem| Malformed::new(self.structure(), problem);
         let part = len.saturating_sub(offset).min(Self::room(geometry, block.len()));
         let mut rest = block;
         if geometry.has_checksums() {
-            let (header, behind) = RemoteHeader::ref_from_prefix(block)
-                .map_err(|_| bad("its header leads out of it".to_owned()))?;
-            if header.magic != self.magic() {
-                return Err(bad("its magic number is wrong".to_owned()));
-            }
-            let (place, owner) = (Some(expected.place), expected.owner.map(|ino| ino.0));
-            XfsIdentity::REMOTE.verify(self.structure(), block, geometry, place, owner)?;
+            let (header, behind) = self.header(geometry, block, expected)?;
             let claim = [header.offset, header.bytes].map(|number| u64::from(number.get()));
             if claim != [offset as u64, part as u64] {
                 return Err(bad(format!(
@@ -118,6 +114,49 @@ impl RemoteKind {
             rest = behind;
         }
         rest.get(..part).ok_or_else(|| bad("it is too short".to_owned()))
+    }
+
+    /// Proves what a block, or the extent of a link, shows by itself, for a caller that does not
+    /// know the value: recovery. On V4 that is its size alone.
+    pub fn check(
+        self,
+        geometry: &XfsGeometry,
+        block: &[u8],
+        expected: &DaExpected,
+    ) -> Result<(), Malformed> {
+        self.check_size(geometry, block.len())?;
+        if !geometry.has_checksums() {
+            return Ok(());
+        }
+        let (header, behind) = self.header(geometry, block, expected)?;
+        let (offset, bytes) = (u64::from(header.offset.get()), u64::from(header.bytes.get()));
+        let most = match self {
+            Self::AttrValue => MAX_VALUE,
+            Self::SymlinkTarget => MAX_LEN,
+        };
+        if bytes == 0 || bytes > behind.len() as u64 || offset + bytes > most as u64 {
+            let problem = format!("it has {bytes} bytes of offset {offset}");
+            return Err(Malformed::new(self.structure(), problem));
+        }
+        Ok(())
+    }
+
+    /// The header of a V5 block with the right magic number and identity, and what is behind it.
+    fn header<'a>(
+        self,
+        geometry: &XfsGeometry,
+        block: &'a [u8],
+        expected: &DaExpected,
+    ) -> Result<(&'a RemoteHeader, &'a [u8]), Malformed> {
+        let bad = |problem: &'static str| Malformed::new(self.structure(), problem);
+        let (header, behind) =
+            RemoteHeader::ref_from_prefix(block).map_err(|_| bad("its header leads out of it"))?;
+        if header.magic != self.magic() {
+            return Err(bad("its magic number is wrong"));
+        }
+        let (place, owner) = (Some(expected.place), expected.owner.map(|ino| ino.0));
+        XfsIdentity::REMOTE.verify(self.structure(), block, geometry, place, owner)?;
+        Ok((header, behind))
     }
 
     /// The `size` bytes of blocks with the part at `offset` of a value. Its checksum is right; a

@@ -448,6 +448,13 @@ fn transactions_interleave_and_unfinished_ones_are_passed_over() {
     ];
     let expected = vec![(2, 2, 8, vec![]), (1, 1, 11, vec![item.to_vec()])];
     assert_eq!(feed(8, ops), Ok((expected, 1)));
+    // Recovery takes the log itself as a client too, and refuses any other (seen).
+    let mut open = XfsCheckpoints::new(XfsLogRing::new(8).expect("a ring"));
+    for (client, is_known) in [(0x69, true), (0xaa, true), (0x11, false)] {
+        let op = XfsLogOp { tid: 5, client, flags: XfsOpFlags::START, data: &[] };
+        let taken = open.add(Lsn::new(1, 0), &XfsLogOp { tid: client.into(), ..op });
+        assert_eq!(taken.is_ok(), is_known, "{client:#x}");
+    }
     let problem = |ops: &[(u32, u8, &[u8])]| {
         let mut all: Vec<(u32, u8, &[u8])> = vec![(1, START, &[]), (1, 0, &header)];
         all.extend(ops);

@@ -18,6 +18,7 @@ use crate::dir::{DirectoryChildren, XfsDirectory};
 use crate::group;
 use crate::inode::{LoadedInode, XfsInodes, file_id};
 use crate::options::XfsOptions;
+use crate::recover::XfsRecovery;
 use crate::symlink;
 use crate::volume::{self, OpenedXfs, XfsLogState};
 
@@ -51,11 +52,12 @@ fn of(file: FileId) -> impl Fn(Error) -> Error {
 }
 
 impl XfsVolume {
-    /// Opens the volume that begins with the first byte of `device`, which is not written.
+    /// Opens the volume that begins with the first byte of `device`, which is not written. If the
+    /// volume was not unmounted, its log is replayed in memory.
     ///
     /// # Errors
     /// [`Error::Unsupported`] when the device holds no XFS volume, when the volume needs a feature
-    /// that the engine does not have, or when its log is not empty and
+    /// that the engine does not have, or when its log has what cannot be replayed and
     /// [`XfsOptions::is_log_ignored`] is not set; [`Error::Corrupt`] when the superblock, the log
     /// or the root directory is damaged.
     pub fn open(device: Arc<dyn BlockDevice>, options: &XfsOptions) -> Result<Arc<Self>> {
@@ -77,6 +79,21 @@ impl XfsVolume {
             }
         })?;
         Ok(Arc::new(volume))
+    }
+
+    /// Recovers the volume on `device` if it was not unmounted: replays its log, and empties it.
+    /// Everything is durable when the call returns. `None` when the log was empty; nothing is
+    /// written then. A recovery that is cut can be done again, by the kernel too.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open). [`Error::Unsupported`] also when the volume has a feature that the
+    /// engine does not write, and when the log leaves work to do for which the engine has no
+    /// transactions: see [`XfsPending`](crate::XfsPending). Nothing is written in these cases.
+    pub fn recover(
+        device: &Arc<dyn BlockDevice>,
+        options: &XfsOptions,
+    ) -> Result<Option<XfsRecovery>> {
+        volume::recover(device, options)
     }
 
     /// The superblock.

@@ -2,9 +2,10 @@
 
 use offshoot_vfs::Result;
 use offshoot_xfs_format::btree::{XfsSearchKey, XfsTree};
+use offshoot_xfs_format::geometry::XfsLayout;
 use offshoot_xfs_format::group::{Agf, Agi};
 use offshoot_xfs_format::ids::BASIC_BLOCK;
-use offshoot_xfs_format::record::{CHUNK_INODES, XfsInodeChunk};
+use offshoot_xfs_format::record::{CHUNK_INODES, STAGED, XfsInodeChunk, XfsSharedExtent};
 use offshoot_xfs_format::{AgBlock, AgIno, AgNumber, BasicBlock};
 
 use crate::btree::{XfsTreeCursor, XfsTreeRoot};
@@ -13,12 +14,54 @@ use crate::buffer::{BufferRole, DiskRun, XfsBuffers};
 /// The free blocks of a group, with those that its trees of free space and its free list hold. The
 /// superblock counts free blocks in this way.
 pub(crate) fn free_blocks(buffers: &XfsBuffers, ag: AgNumber) -> Result<u64> {
-    let geometry = buffers.geometry();
-    let run = header(buffers, Agf::offset(geometry, ag));
+    in_agf(buffers, ag, |agf| {
+        [agf.freeblks, agf.flcount, agf.btreeblks].map(|count| u64::from(count.get())).iter().sum()
+    })
+}
+
+/// The inodes of a group, and those of them that are free.
+pub(crate) fn inode_counts(buffers: &XfsBuffers, ag: AgNumber) -> Result<(u64, u64)> {
+    in_agi(buffers, ag, |agi| (agi.count.get().into(), agi.freecount.get().into()))
+}
+
+/// The lists of unlinked inodes of a group that are not empty.
+pub(crate) fn unlinked_lists(buffers: &XfsBuffers, ag: AgNumber) -> Result<u64> {
+    in_agi(buffers, ag, |agi| {
+        agi.unlinked.iter().map(|first| u64::from(first.get() != AgIno::NULL.0)).sum()
+    })
+}
+
+/// The extents of a group that are staged for copy on write.
+pub(crate) fn staged_extents(buffers: &XfsBuffers, ag: AgNumber) -> Result<u64> {
+    if !buffers.geometry().layout.contains(XfsLayout::SHARED_BLOCKS) {
+        return Ok(0);
+    }
+    let (block, levels) =
+        in_agf(buffers, ag, |agf| (AgBlock(agf.refcount_root.get()), agf.refcount_level.get()))?;
+    let root = XfsTreeRoot::Group { tree: XfsTree::ReferenceCounts, ag, block, levels };
+    let mut cursor = XfsTreeCursor::new(buffers, root);
+    // They are behind all others. The cursor may begin with the record in front of them.
+    cursor.seek(XfsSearchKey([STAGED.into(), 0, 0]))?;
+    let mut count = 0;
+    while let Some(extent) = cursor.record::<XfsSharedExtent>() {
+        count += u64::from(extent.is_staged());
+        cursor.advance()?;
+    }
+    Ok(count)
+}
+
+/// What `read` takes of the AGF of a group.
+fn in_agf<T>(buffers: &XfsBuffers, ag: AgNumber, read: impl FnOnce(&Agf) -> T) -> Result<T> {
+    let run = header(buffers, Agf::offset(buffers.geometry(), ag));
     let buffer = buffers.read(&[run], BufferRole::FreeSpace(ag))?;
-    let agf = Agf::view(buffer.bytes()).map_err(|problem| buffer.damaged(problem))?;
-    let free = [agf.freeblks, agf.flcount, agf.btreeblks].map(|count| u64::from(count.get()));
-    Ok(free.iter().sum())
+    Agf::view(buffer.bytes()).map(read).map_err(|problem| buffer.damaged(problem))
+}
+
+/// What `read` takes of the AGI of a group.
+fn in_agi<T>(buffers: &XfsBuffers, ag: AgNumber, read: impl FnOnce(&Agi) -> T) -> Result<T> {
+    let run = header(buffers, Agi::offset(buffers.geometry(), ag));
+    let buffer = buffers.read(&[run], BufferRole::Inodes(ag))?;
+    Agi::view(buffer.bytes()).map(read).map_err(|problem| buffer.damaged(problem))
 }
 
 fn header(buffers: &XfsBuffers, offset: u64) -> DiskRun {
@@ -33,10 +76,7 @@ pub(crate) fn chunk_in_use(
     inode: AgIno,
 ) -> Result<Option<XfsInodeChunk>> {
     let geometry = buffers.geometry();
-    let run = header(buffers, Agi::offset(geometry, ag));
-    let buffer = buffers.read(&[run], BufferRole::Inodes(ag))?;
-    let agi = Agi::view(buffer.bytes()).map_err(|problem| buffer.damaged(problem))?;
-    let (block, levels) = (AgBlock(agi.root.get()), agi.level.get());
+    let (block, levels) = in_agi(buffers, ag, |agi| (AgBlock(agi.root.get()), agi.level.get()))?;
     let root = XfsTreeRoot::Group { tree: XfsTree::Inodes, ag, block, levels };
     let mut cursor = XfsTreeCursor::new(buffers, root);
     cursor.seek(XfsSearchKey([inode.0.into(), 0, 0]))?;

@@ -2,7 +2,8 @@
 //!
 //! An [`XfsVolume`] is opened from its device and read through the
 //! [`FileSystem`](offshoot_vfs::FileSystem) trait, by many threads at once. It is not written: the
-//! files that [`Volume::files`](offshoot_vfs::Volume::files) gives refuse every change. [`mkfs_xfs`]
+//! files that [`Volume::files`](offshoot_vfs::Volume::files) gives refuse every change. Only
+//! [`XfsVolume::recover`] brings the log of a volume that was not unmounted to disk. [`mkfs_xfs`]
 //! makes an empty one.
 //!
 //! The modules are the rooms of the engine, from the top down. A room calls only the rooms below
@@ -13,6 +14,7 @@
 //! | `mkfs` | makes volumes |
 //! | `filesystem` | an open volume behind the `vfs` traits |
 //! | `volume` | opens: superblock, obstacles, the state of the log |
+//! | `recover` | finds and replays the log |
 //! | `dir`, `attr`, `symlink`, `data` | names, extended attributes, targets of links, contents |
 //! | `da`, `remote` | trees of hashes; values in blocks of their own |
 //! | `inode` | inodes and their forks |
@@ -32,6 +34,7 @@ mod group;
 mod inode;
 mod mkfs;
 mod options;
+mod recover;
 mod remote;
 mod report;
 mod symlink;
@@ -40,5 +43,6 @@ mod volume;
 pub use filesystem::XfsVolume;
 pub use mkfs::{XfsMkfsFeatures, XfsMkfsOptions, XfsStripe, mkfs_xfs};
 pub use options::XfsOptions;
-pub use report::{XFS_EVENT_TARGETS, XfsReport, XfsReporter};
+pub use recover::XfsRecovery;
+pub use report::{XFS_EVENT_TARGETS, XfsPending, XfsReport, XfsReporter};
 pub use volume::XfsLogState;

@@ -11,6 +11,10 @@ pub struct XfsOptions {
     /// The size of the cache of metadata blocks, in bytes. The volume may take a quarter as much
     /// again for inodes, and a quarter for what it knows of the directories in directories.
     pub cache_bytes: u64,
+    /// The most memory that the replay of a log may take for blocks that are changed in memory, when
+    /// the volume is read, and as much again for what it knows of the log. A log that needs more is
+    /// not replayed.
+    pub replay_bytes: u64,
     /// The callback that gets an [`XfsReport`](crate::XfsReport) of each problem that did not fail
     /// a call.
     pub reporter: Option<XfsReporter>,
@@ -18,6 +22,6 @@ pub struct XfsOptions {
 
 impl Default for XfsOptions {
     fn default() -> Self {
-        Self { is_log_ignored: false, cache_bytes: 64 << 20, reporter: None }
+        Self { is_log_ignored: false, cache_bytes: 64 << 20, replay_bytes: 1 << 30, reporter: None }
     }
 }

@@ -1,4 +1,4 @@
-//! Opening: from a device to a verified superblock, and the state of the log.
+//! Opening: from a device to a verified superblock and a log that is empty or replayed.
 
 mod superblock;
 
@@ -6,16 +6,15 @@ use std::sync::Arc;
 use std::time::UNIX_EPOCH;
 
 use offshoot_device::BlockDevice;
-use offshoot_vfs::{Code, Error, Malformed, Result, Structure};
+use offshoot_vfs::{Code, Error, Result, Structure};
 use offshoot_xfs_format::Lsn;
 use offshoot_xfs_format::features::{XfsHindrance, XfsIncompat, XfsObstacleKind};
-use offshoot_xfs_format::geometry::XfsGeometry;
-use offshoot_xfs_format::ids::BASIC_BLOCK;
-use offshoot_xfs_format::log::{XfsLogEnds, XfsLogRing, ends};
+use offshoot_xfs_format::log::XfsLogEnds;
 use offshoot_xfs_format::superblock::XfsSuperblock;
 
-use crate::buffer::{XfsBuffers, malformed};
+use crate::buffer::XfsBuffers;
 use crate::options::XfsOptions;
+use crate::recover::{self, NEXT_STEP, VolumeLog, XfsRecovery};
 use crate::report::{XfsReport, tell};
 use superblock::VolumeSuperblock;
 
@@ -31,9 +30,9 @@ pub enum XfsLogState {
 }
 
 impl XfsLogState {
-    fn of(ends: &Result<XfsLogEnds>) -> Self {
-        match ends {
-            Ok(ends) if ends.is_clean => Self::Empty,
+    fn of(log: &Result<VolumeLog>) -> Self {
+        match log {
+            Ok(log) if log.ends.is_clean => Self::Empty,
             Ok(_) => Self::Pending,
             Err(error) => Self::Unreadable(error.to_string()),
         }
@@ -56,40 +55,90 @@ pub(crate) struct OpenedXfs {
 pub(crate) fn open(device: Arc<dyn BlockDevice>, options: &XfsOptions) -> Result<OpenedXfs> {
     let reporter = options.reporter.as_ref();
     let VolumeSuperblock { superblock, is_first } = superblock::read(&*device, reporter)?;
-    let obstacles = superblock.fields.obstacles();
-    if let Some(obstacle) =
-        obstacles.iter().find(|obstacle| obstacle.kind.hindrance() == XfsHindrance::Reading)
-    {
-        return Err(Error::unsupported(Code::UnknownFeature, format!("XFS with {obstacle}")));
-    }
+    require_readable(&superblock)?;
     if superblock.fields.incompat().contains(XfsIncompat::NEEDSREPAIR) {
         tell(reporter, &XfsReport::NeedsRepair);
     }
-    let geometry = superblock.geometry.clone();
+    let geometry = &superblock.geometry;
     let (size_bytes, expected_bytes) = (device.size_bytes(), geometry.blocks << geometry.block_log);
     if size_bytes < expected_bytes {
         let device = device.name().to_owned();
         tell(reporter, &XfsReport::ShortDevice { device, size_bytes, expected_bytes });
     }
-    let buffers = XfsBuffers::new(device, geometry, options.cache_bytes);
-    let ends = log_ends(&superblock, &buffers);
-    let log = XfsLogState::of(&ends);
-    let ends = match (ends, &log) {
-        (Ok(ends), XfsLogState::Empty) => Some(ends),
-        _ if options.is_log_ignored => {
-            tell(reporter, &XfsReport::LogIgnored);
-            None
-        }
-        (Ok(_), _) => {
-            let what = format!("an XFS log that is not empty: {NEXT_STEP}");
-            return Err(Error::unsupported(Code::LogNotReplayed, what));
-        }
-        (Err(error), _) => return Err(error),
+    let over = |device, superblock: XfsSuperblock, are_counters_right, log, state| {
+        let buffers = XfsBuffers::new(device, superblock.geometry.clone(), options.cache_bytes);
+        OpenedXfs { superblock, buffers, are_counters_right, log, state }
     };
-    let are_counters_right = is_first && !options.is_log_ignored;
-    let ends = ends.filter(|_| is_first);
-    let state = ends.and_then(|ends| state(&superblock, &ends)).unwrap_or_else(state_of_opening);
-    Ok(OpenedXfs { superblock, buffers, are_counters_right, log, state })
+    let found = find_log(&device, &superblock);
+    let state_of_log = XfsLogState::of(&found);
+    if state_of_log != XfsLogState::Empty && options.is_log_ignored {
+        tell(reporter, &XfsReport::LogIgnored);
+        return Ok(over(device, superblock, false, state_of_log, state_of_opening()));
+    }
+    let log = found?;
+    if log.ends.is_clean {
+        let state = Some(&log.ends).filter(|_| is_first).and_then(|ends| state(&superblock, ends));
+        let state = state.unwrap_or_else(state_of_opening);
+        return Ok(over(device, superblock, is_first, state_of_log, state));
+    }
+    let device = recover::in_memory(&device, &superblock, &log, options)?;
+    // The log may have changed the superblock. A damaged one was reported above.
+    let VolumeSuperblock { superblock, .. } = superblock::read(&*device, None)?;
+    require_readable(&superblock)?;
+    Ok(over(device, superblock, false, state_of_log, state_of_opening()))
+}
+
+/// Recovers the volume on `device` to disk.
+pub(crate) fn recover(
+    device: &Arc<dyn BlockDevice>,
+    options: &XfsOptions,
+) -> Result<Option<XfsRecovery>> {
+    let VolumeSuperblock { superblock, is_first } =
+        superblock::read(&**device, options.reporter.as_ref())?;
+    require_readable(&superblock)?;
+    let log = find_log(device, &superblock)?;
+    if log.ends.is_clean {
+        return Ok(None);
+    }
+    if !is_first {
+        let problem = format!("that of group 0 is damaged: {NEXT_STEP}");
+        return Err(Error::corrupt(Structure::Superblock, problem));
+    }
+    if let Some(obstacle) = superblock.fields.obstacles().first() {
+        let what = format!("recovering XFS with {obstacle} to disk: {NEXT_STEP}");
+        return Err(Error::unsupported(Code::LogNotReplayed, what));
+    }
+    recover::to_disk(device, &superblock, &log, options).map(Some)
+}
+
+/// Fails when the volume has a feature without which it cannot be read.
+fn require_readable(superblock: &XfsSuperblock) -> Result<()> {
+    let obstacles = superblock.fields.obstacles();
+    let is_in_the_way = |kind: XfsObstacleKind| kind.hindrance() == XfsHindrance::Reading;
+    match obstacles.iter().find(|obstacle| is_in_the_way(obstacle.kind)) {
+        Some(obstacle) => {
+            Err(Error::unsupported(Code::UnknownFeature, format!("XFS with {obstacle}")))
+        }
+        None => Ok(()),
+    }
+}
+
+/// The log; fails when it lies elsewhere, or is not empty and has what we do not know.
+fn find_log(device: &Arc<dyn BlockDevice>, superblock: &XfsSuperblock) -> Result<VolumeLog> {
+    let obstacles = superblock.fields.obstacles();
+    let refused = |kind| {
+        let obstacle = obstacles.iter().find(|obstacle| obstacle.kind == kind)?;
+        let what = format!("XFS with {obstacle}: {NEXT_STEP}");
+        Some(Error::unsupported(Code::LogNotReplayed, what))
+    };
+    if let Some(error) = refused(XfsObstacleKind::ExternalLog) {
+        return Err(error);
+    }
+    let log = VolumeLog::find(device, superblock)?;
+    match refused(XfsObstacleKind::UnknownLogIncompat) {
+        Some(error) if !log.ends.is_clean => Err(error),
+        _ => Ok(log),
+    }
 }
 
 /// The state of a volume with this empty log: where the log ends, which each change moves. `None`
@@ -103,61 +152,4 @@ fn state(superblock: &XfsSuperblock, ends: &XfsLogEnds) -> Option<String> {
 fn state_of_opening() -> String {
     let time = UNIX_EPOCH.elapsed().unwrap_or_default();
     format!("unknown, opened by process {} at {time:?}", std::process::id())
-}
-
-/// What a user can do about a log that is not replayed.
-const NEXT_STEP: &str = "mount the volume once with the kernel, or open it with the log ignored";
-
-fn log_ends(superblock: &XfsSuperblock, buffers: &XfsBuffers) -> Result<XfsLogEnds> {
-    let obstacles = superblock.fields.obstacles();
-    let has = |kind| obstacles.iter().find(|obstacle| obstacle.kind == kind);
-    if let Some(obstacle) = has(XfsObstacleKind::ExternalLog) {
-        let what = format!("XFS with {obstacle}: {NEXT_STEP}");
-        return Err(Error::unsupported(Code::LogNotReplayed, what));
-    }
-    let geometry = &superblock.geometry;
-    let uuid = uuid::Uuid::from_bytes(superblock.fields.uuid);
-    let ends = XfsLogRing::of(geometry)
-        .map_err(malformed)
-        .and_then(|ring| find_ends(ring, uuid, geometry, buffers))
-        .map_err(in_log)?;
-    let changed = Lsn(superblock.fields.lsn.get());
-    if geometry.has_checksums() && changed != Lsn::NONE && changed > ends.head {
-        let problem = format!("it ends at {}, and the superblock is of {changed}", ends.head);
-        return Err(in_log(Error::corrupt(Structure::LogRecord, problem)));
-    }
-    Ok(ends)
-}
-
-fn find_ends(
-    ring: XfsLogRing,
-    uuid: uuid::Uuid,
-    geometry: &XfsGeometry,
-    buffers: &XfsBuffers,
-) -> Result<XfsLogEnds> {
-    let start = geometry
-        .place_of(geometry.log_start)
-        .ok_or_else(|| Error::corrupt(Structure::Superblock, "the log is not in the volume"))?;
-    let mut read = |block: u32, bytes: &mut [u8]| {
-        let at = start.bytes() + u64::from(block) * BASIC_BLOCK;
-        buffers.read_into(at, bytes).map_err(LogFailure)
-    };
-    ends::find(ring, uuid, &mut read).map_err(|failure| failure.0)
-}
-
-/// An error of the search in the log.
-struct LogFailure(Error);
-
-impl From<Malformed> for LogFailure {
-    fn from(problem: Malformed) -> Self {
-        Self(malformed(problem))
-    }
-}
-
-/// Says where an error was found, and how to go on.
-fn in_log(mut error: Error) -> Error {
-    if let Error::Corrupt(corrupt) = &mut error {
-        corrupt.problem = format!("{}; the log cannot be used: {NEXT_STEP}", corrupt.problem);
-    }
-    error
 }

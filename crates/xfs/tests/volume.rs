@@ -17,7 +17,7 @@ use offshoot_testkit::xfs::disk::{RECOVERY, XfsDisk, XfsShutdown};
 use offshoot_testkit::xfs::fill;
 use offshoot_testkit::xfs::judges::{self, XfsJudges};
 use offshoot_vfs::{Code, Errno, FileId, FileSystem, FileType, Volume};
-use offshoot_xfs::{XfsOptions, XfsReport, XfsVolume};
+use offshoot_xfs::{XfsOptions, XfsPending, XfsReport, XfsVolume};
 use offshoot_xfs_format::superblock::XfsSuperblock;
 
 /// A new volume of 512 MiB.
@@ -103,7 +103,7 @@ fn ignoring_log() -> (XfsOptions, Arc<Mutex<Vec<XfsReport>>>) {
 }
 
 #[test]
-fn a_log_that_is_not_empty_is_refused_or_ignored() {
+fn a_log_that_is_not_empty_is_replayed_or_ignored() {
     let Some(judges) = judges::require() else { return };
     let disk = with_file(&judges, "");
     let mut mount = disk.mount("rw", &[]);
@@ -112,12 +112,18 @@ fn a_log_that_is_not_empty_is_refused_or_ignored() {
     File::open(after).unwrap().sync_all().unwrap();
     disk.shut_down(&mut mount, XfsShutdown::LogWritten);
     drop(mount);
-    let error = try_open(&disk, &XfsOptions::default()).unwrap_err();
-    assert_eq!(error.code(), Code::LogNotReplayed, "{error}");
     let (options, reports) = ignoring_log();
+    let replaying = XfsOptions { is_log_ignored: false, ..options.clone() };
+    let ours = try_open(&disk, &replaying).unwrap();
+    let replayed = XfsReport::LogReplayed { is_stored: false, pending: XfsPending::default() };
+    assert_eq!(std::mem::take(&mut *reports.lock().unwrap()), [replayed]);
+    let mut bytes = [0; 10];
+    assert_eq!(ours.read(at(&*ours, "after"), 0, &mut bytes).unwrap(), 6);
+    let tight = XfsOptions { replay_bytes: 1000, ..replaying };
+    let error = try_open(&disk, &tight).unwrap_err();
+    assert_eq!(error.code(), Code::LogNotReplayed, "{error}");
     let ours = try_open(&disk, &options).unwrap();
     assert_eq!(*reports.lock().unwrap(), [XfsReport::LogIgnored]);
-    let mut bytes = [0; 10];
     assert_eq!(ours.read(at(&*ours, "file"), 0, &mut bytes).unwrap(), 7);
     assert_eq!(ours.lookup(ours.root(), b"after").unwrap_err().errno(), Errno::NOENT);
     // The kernel recovers the log, and empties it.

@@ -23,10 +23,12 @@ pub const LARGE_BLOCKS: &str = "EXPERIMENTAL large block size feature enabled";
 pub const METADIR: &str = "EXPERIMENTAL metadata directory tree feature enabled";
 
 /// The messages of the kernel about a shutdown that a program asked for.
-const SHUTDOWN: [&str; 3] = [
+const SHUTDOWN: [&str; 4] = [
     "User initiated shutdown received",
     "Shutting down filesystem",
     "Please unmount the filesystem",
+    // Data that was not written yet is lost.
+    "writeback error",
 ];
 
 /// The image file of one volume. It is removed on drop.
@@ -57,6 +59,13 @@ impl XfsDisk {
     #[must_use]
     pub fn copy(&self) -> Self {
         Self { images: self.images.copy(), progs: self.progs.clone() }
+    }
+
+    /// Copies the image as it is at one moment, also while it is written: as a power cut would leave
+    /// it. `None` where the host does not share blocks of files.
+    #[must_use]
+    pub fn copy_at_once(&self) -> Option<Self> {
+        Some(Self { images: self.images.copy_at_once()?, progs: self.progs.clone() })
     }
 
     /// The image file.
@@ -135,7 +144,8 @@ impl XfsDisk {
     pub fn check(&self) -> Result<(), String> {
         const IGNORED_LOG: &str = "changes in a log which is being";
         let output = command(&self.progs.program("xfs_repair"))
-            .args(["-n", "-f"])
+            // A volume with one group has no other superblock to compare.
+            .args(["-n", "-f", "-o", "force_geometry"])
             .arg(self.image())
             .output()
             .map_err(|error| format!("xfs_repair cannot be started: {error}"))?;

@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
-use super::op::{XfsLogOp, XfsOpFlags, XfsTransactionHeader};
+use super::op::{CLIENT_LOG, CLIENT_TRANSACTION, XfsLogOp, XfsOpFlags, XfsTransactionHeader};
 use super::{BLOCK, XfsLogRing, XfsLogVector, XfsRegions, bad_record};
 use crate::{Lsn, Malformed};
 
@@ -85,6 +85,9 @@ impl XfsCheckpoints {
     /// # Errors
     /// When the op is impossible for its transaction, or the completed one is malformed.
     pub fn add(&mut self, lsn: Lsn, op: &XfsLogOp<'_>) -> Result<Option<XfsCheckpoint>, Malformed> {
+        if !matches!(op.client, CLIENT_TRANSACTION | CLIENT_LOG) {
+            return Err(bad_record(format!("an op of the unknown client {:#x}", op.client)));
+        }
         let mut open = match self.open.entry(op.tid) {
             Entry::Vacant(place) => {
                 if op.flags.contains(XfsOpFlags::START) {
@@ -138,6 +141,12 @@ impl XfsCheckpoints {
     #[must_use]
     pub fn open_count(&self) -> usize {
         self.open.len()
+    }
+
+    /// The memory that the open transactions take, in bytes.
+    #[must_use]
+    pub fn byte_count(&self) -> u64 {
+        self.cost
     }
 
     fn charge(&mut self, cost: u64) -> Result<(), Malformed> {

@@ -61,7 +61,7 @@ const _: () = assert!(size_of::<OpHeader>() == 12 && align_of::<OpHeader>() == 1
 pub struct XfsLogOp<'a> {
     /// The transaction that it belongs to.
     pub tid: u32,
-    /// [`CLIENT_TRANSACTION`] or [`CLIENT_LOG`]. Recovery does not look at it.
+    /// [`CLIENT_TRANSACTION`] or [`CLIENT_LOG`]. Recovery takes either, and refuses another.
     pub client: u8,
     /// What it is.
     pub flags: XfsOpFlags,

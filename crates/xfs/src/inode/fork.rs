@@ -54,6 +54,11 @@ impl LoadedFork {
         }
     }
 
+    /// Whether the fork has extents, in a list or in a tree.
+    pub(crate) fn has_extents(&self) -> bool {
+        matches!(self.contents, ForkContents::Extents(_) | ForkContents::Btree(_))
+    }
+
     /// An error about the fork.
     #[cold]
     pub(crate) fn damaged(&self, problem: impl std::fmt::Display) -> Error {

@@ -57,7 +57,9 @@ impl XfsInfo {
         let log_size = u64::from(fields.logblocks.get()) << fields.blocklog;
         let (log, log_shown) = match volume.log_state() {
             XfsLogState::Empty => ("empty", "empty".to_owned()),
-            XfsLogState::Pending => ("pending", "pending: it is not replayed".to_owned()),
+            XfsLogState::Pending => {
+                ("pending", "pending: verbs that read files replay it in memory".to_owned())
+            }
             XfsLogState::Unreadable(why) => ("unreadable", format!("unreadable: {why}")),
         };
         let label_bytes = volume.label();

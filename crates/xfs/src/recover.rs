@@ -1,0 +1,163 @@
+//! Recovery: what the log holds reaches the blocks of the volume.
+//!
+//! ```text
+//! survey   tail to head: cancelled buffers, intents without an end
+//! replay   tail to head: each transaction, in the order of the commit ops, in memory over the
+//!          device. A reader has the volume now
+//! pending  counts the work that is left: intents, unlinked inodes, staged extents. With any, a
+//!          recovery to disk is refused
+//! replay   again, onto the device, as it goes                                         to disk only
+//! finish   counters of the superblock, an empty log                                   to disk only
+//! ```
+//!
+//! A recovery to disk writes nothing before the replay in memory has proved the whole log, and
+//! nothing to the log before everything else is durable. So one that is cut begins again.
+//!
+//! Pending work needs transactions. A reader sees the state before it, with a report.
+//!
+//! `replay` keeps blocks until the LSN changes; `buffer` and `inode` apply items; `verify` knows the
+//! types of blocks; `pieces` completes directory blocks of several extents; `log` reads and writes
+//! the ring; `cancel` and `pending` are what a survey learns.
+
+mod buffer;
+mod cancel;
+mod finish;
+mod inode;
+mod log;
+mod pending;
+mod pieces;
+mod replay;
+mod survey;
+mod verify;
+
+use std::sync::Arc;
+
+use offshoot_device::{BlockDevice, MemoryBudget, MemoryDevice};
+use offshoot_vfs::{Code, Error, Result};
+use offshoot_xfs_format::superblock::XfsSuperblock;
+use offshoot_xfs_format::{Lsn, XfsGeometry};
+
+use crate::buffer::{XfsBuffers, malformed};
+use crate::options::XfsOptions;
+use crate::report::{XfsPending, XfsReport, tell};
+use cancel::CancelledBuffers;
+use finish::UnmountRecord;
+pub(crate) use log::VolumeLog;
+use log::in_log;
+use replay::{LogReplay, ReplayCounts};
+use survey::LogSurvey;
+
+/// What a user can do about a log that is not replayed.
+pub(crate) const NEXT_STEP: &str =
+    "mount the volume once with the kernel, or open it with the log ignored";
+
+/// The cache for headers and trees of groups, each of which is read once.
+const CACHE_BYTES: u64 = 1 << 20;
+
+/// What a recovery did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct XfsRecovery {
+    /// The first record that was replayed, as cycle and block.
+    pub from: String,
+    /// Where the log ended, as cycle and block.
+    pub to: String,
+    /// Whether records that a crash had torn were left out at the end.
+    pub is_torn: bool,
+    /// The transactions.
+    pub transactions: u64,
+    /// The items that were replayed.
+    pub replayed: u64,
+    /// The items that were passed over, because a block was newer or is free by now.
+    pub passed_over: u64,
+}
+
+impl XfsRecovery {
+    fn new(log: &VolumeLog, counts: ReplayCounts) -> Self {
+        let ReplayCounts { transactions, replayed, skipped } = counts;
+        let (from, to) = (log.ends.tail.to_string(), log.ends.head.to_string());
+        let is_torn = log.ends.is_torn;
+        Self { from, to, is_torn, transactions, replayed, passed_over: skipped }
+    }
+}
+
+/// A volume with its log replayed in memory.
+struct VolumeInMemory {
+    /// Shows the volume with its changes.
+    device: Arc<dyn BlockDevice>,
+    cancels: CancelledBuffers,
+    /// The transaction with the first intent that has no end.
+    first_intent: Option<Lsn>,
+    pending: XfsPending,
+}
+
+/// Replays the log in memory. Returns a device that shows the volume with its changes.
+pub(crate) fn in_memory(
+    device: &Arc<dyn BlockDevice>,
+    superblock: &XfsSuperblock,
+    log: &VolumeLog,
+    options: &XfsOptions,
+) -> Result<Arc<dyn BlockDevice>> {
+    let VolumeInMemory { device, pending, .. } = in_memory_of(device, superblock, log, options)?;
+    tell(options.reporter.as_ref(), &XfsReport::LogReplayed { is_stored: false, pending });
+    Ok(device)
+}
+
+fn in_memory_of(
+    device: &Arc<dyn BlockDevice>,
+    superblock: &XfsSuperblock,
+    log: &VolumeLog,
+    options: &XfsOptions,
+) -> Result<VolumeInMemory> {
+    let LogSurvey { cancels, intents } = survey::survey(superblock, log, options.replay_bytes)?;
+    let budget = MemoryBudget::new(options.replay_bytes);
+    let memory: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::over_within(device.clone(), &budget));
+    let (geometry, _) = replay(&memory, superblock, log, cancels.clone(), options)?;
+    let mut pending = intents.pending().map_err(malformed)?;
+    pending::add_groups(&mut pending, &XfsBuffers::new(memory.clone(), geometry, CACHE_BYTES))?;
+    Ok(VolumeInMemory { device: memory, cancels, first_intent: intents.first(), pending })
+}
+
+/// Replays the log onto `device`, and empties it.
+pub(crate) fn to_disk(
+    device: &Arc<dyn BlockDevice>,
+    superblock: &XfsSuperblock,
+    log: &VolumeLog,
+    options: &XfsOptions,
+) -> Result<XfsRecovery> {
+    let quiet = XfsOptions { reporter: None, ..options.clone() };
+    let VolumeInMemory { cancels, first_intent, pending, .. } =
+        in_memory_of(device, superblock, log, &quiet)?;
+    if !pending.is_empty() {
+        return Err(in_log(first_intent.unwrap_or(log.ends.head), not_finished(&pending)));
+    }
+    let unmount = UnmountRecord::new(log, superblock)?;
+    let (_, counts) = replay(device, superblock, log, cancels, options)?;
+    log.flush()?;
+    finish::count(device)?;
+    log.flush()?;
+    unmount.write(log)?;
+    let report = XfsReport::LogReplayed { is_stored: true, pending };
+    tell(options.reporter.as_ref(), &report);
+    Ok(XfsRecovery::new(log, counts))
+}
+
+fn replay(
+    device: &Arc<dyn BlockDevice>,
+    superblock: &XfsSuperblock,
+    log: &VolumeLog,
+    cancels: CancelledBuffers,
+    options: &XfsOptions,
+) -> Result<(XfsGeometry, ReplayCounts)> {
+    let (geometry, reporter) = (&superblock.geometry, options.reporter.as_ref());
+    let mut replay = LogReplay::new(device, geometry, log.ends.head, reporter, cancels);
+    log.each_checkpoint(options.replay_bytes, &mut |checkpoint| replay.transaction(checkpoint))?;
+    replay.finish()?;
+    Ok((replay.geometry, replay.counts))
+}
+
+/// The error about work that needs transactions.
+fn not_finished(pending: &XfsPending) -> Error {
+    let what = format!("recovering a volume to disk whose log leaves to do {pending}");
+    Error::unsupported(Code::LogNotReplayed, what)
+}

@@ -1,0 +1,121 @@
+//! The end of a recovery to disk: the counters of the superblock, and an empty log.
+//!
+//! ```text
+//! head, 3:100      | stamps: headers of the older cycle, without a body, as far as the tail
+//!                  |         or the records that can be in flight                   flush
+//! then from there  | unmount record | stamps                                        flush
+//! ```
+//!
+//! What a crash left behind the head may have the cycle of the head. The stamps hide it, so that no
+//! later search takes it for a part of the log. The log is dirty until the unmount record is whole,
+//! and it is one write into free blocks. A cut before that lets the recovery begin again.
+
+use std::sync::Arc;
+
+use offshoot_device::BlockDevice;
+use offshoot_vfs::{Code, Error, Result, Structure};
+use offshoot_xfs_format::log::op::XfsOpWriter;
+use offshoot_xfs_format::log::record::{BUFFER_MAX, padded_len};
+use offshoot_xfs_format::log::ring::IN_FLIGHT;
+use offshoot_xfs_format::log::{BLOCK, XfsLogRecord};
+use offshoot_xfs_format::superblock::{CRC, XfsSuperblock, XfsSuperblockFields};
+use offshoot_xfs_format::{AgNumber, csum};
+use uuid::Uuid;
+
+use super::log::VolumeLog;
+use super::{CACHE_BYTES, NEXT_STEP};
+use crate::buffer::{XfsBuffers, malformed};
+use crate::group;
+
+/// The transaction of an unmount op, which is none.
+const UNMOUNT_TID: u32 = 0xb0c0_d0d0;
+
+/// The record that says that the log is empty.
+pub(super) struct UnmountRecord {
+    record: XfsLogRecord,
+    /// The whole record, packed.
+    blocks: Vec<u8>,
+}
+
+impl UnmountRecord {
+    /// The record for the head of a log, which must have room for it.
+    pub(super) fn new(log: &VolumeLog, superblock: &XfsSuperblock) -> Result<Self> {
+        let head = log.ends.head;
+        let last = log.ends.last.as_ref().ok_or_else(|| {
+            Error::corrupt(Structure::LogRecord, "a log that is not empty has no last record")
+        })?;
+        let unit = superblock.fields.log_unit();
+        let smallest = u32::try_from(unit).unwrap_or(BUFFER_MAX);
+        let mut record = XfsLogRecord {
+            lsn: head,
+            tail: head,
+            previous: Some(last.lsn.block()),
+            ops: 1,
+            uuid: Uuid::from_bytes(superblock.fields.uuid),
+            buffer: last.buffer.max(smallest).min(BUFFER_MAX),
+            ..last.clone()
+        };
+        let headers = record.header_blocks();
+        let len = padded_len(BLOCK, headers, unit);
+        record.len = u32::try_from(len).unwrap_or(BUFFER_MAX);
+        let header_len = headers as usize * BLOCK;
+        let mut blocks = vec![0; header_len + len];
+        let body = blocks.get_mut(header_len..).unwrap_or_default();
+        let fits = XfsOpWriter::new(body, 0, 0).unmount(UNMOUNT_TID);
+        let count = record.block_count();
+        if !fits || log.ring.free(log.ends.tail, head).is_none_or(|free| free <= count) {
+            let what = format!(
+                "a log without room for the {count} blocks of an unmount record at {head}: \
+                 {NEXT_STEP}"
+            );
+            return Err(Error::unsupported(Code::LogNotReplayed, what));
+        }
+        record.seal(log.ring, &mut blocks).map_err(malformed)?;
+        Ok(Self { record, blocks })
+    }
+
+    /// Empties the log. Everything that was replayed is durable.
+    pub(super) fn write(&self, log: &VolumeLog) -> Result<()> {
+        let head = log.ends.head;
+        let free = log.ring.free(log.ends.tail, head).unwrap_or(0);
+        let stamps: Vec<_> =
+            self.record.stamps(log.ring, head, free.min(IN_FLIGHT)).flatten().collect();
+        log.write(head, &stamps)?;
+        log.flush()?;
+        log.write(head, &self.blocks)?;
+        log.flush()
+    }
+}
+
+/// Writes the counters of the superblock, which a running volume does not keep: the sums of those
+/// of all groups. Features that only a log in use needs are cleared.
+pub(super) fn count(device: &Arc<dyn BlockDevice>) -> Result<()> {
+    let failed =
+        |what: &str, error| Error::io(format!("{what} the superblock of {}", device.name()), error);
+    let mut sector = vec![0; 1 << 15];
+    let len = sector.len().min(usize::try_from(device.size_bytes()).unwrap_or(usize::MAX));
+    sector.truncate(len);
+    device.read_at(0, &mut sector).map_err(|error| failed("reading", error))?;
+    let XfsSuperblock { mut fields, geometry } =
+        XfsSuperblock::parse(&sector).map_err(malformed)?;
+    sector.truncate(geometry.sector_size());
+    let groups = 0..geometry.ag_count;
+    let buffers = XfsBuffers::new(device.clone(), geometry, CACHE_BYTES);
+    let (mut blocks, mut inodes, mut free_inodes) = (0, 0, 0);
+    for ag in groups.map(AgNumber) {
+        let (count, free) = group::inode_counts(&buffers, ag)?;
+        (inodes, free_inodes) = (inodes + count, free_inodes + free);
+        blocks += group::free_blocks(&buffers, ag)?;
+    }
+    fields.icount = inodes.into();
+    fields.ifree = free_inodes.into();
+    fields.fdblocks = blocks.into();
+    fields.log_incompat = 0.into();
+    // What lies behind the fields stays.
+    let encoded = fields.encode();
+    for (to, from) in sector.iter_mut().zip(&encoded).take(size_of::<XfsSuperblockFields>()) {
+        *to = *from;
+    }
+    csum::store(&mut sector, CRC);
+    device.write_at(0, &sector).map_err(|error| failed("writing", error))
+}

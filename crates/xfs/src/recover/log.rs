@@ -1,0 +1,175 @@
+//! The log of a volume: where it lies, where it ends, and the transactions in it.
+
+use std::io;
+use std::sync::Arc;
+
+use offshoot_device::BlockDevice;
+use offshoot_vfs::{Code, Error, Malformed, Result, Structure};
+use offshoot_xfs_format::ids::BASIC_BLOCK;
+use offshoot_xfs_format::log::ends::{self, read_record};
+use offshoot_xfs_format::log::record::XfsLogChecksum;
+use offshoot_xfs_format::log::{XfsCheckpoint, XfsCheckpoints, XfsLogEnds, XfsLogRing, op};
+use offshoot_xfs_format::superblock::XfsSuperblock;
+use offshoot_xfs_format::{Lsn, XfsGeometry};
+use uuid::Uuid;
+
+use super::NEXT_STEP;
+use crate::buffer::malformed;
+
+/// The log of a volume.
+#[derive(Debug)]
+pub(crate) struct VolumeLog {
+    device: Arc<dyn BlockDevice>,
+    /// The first byte of the ring.
+    start: u64,
+    pub(super) ring: XfsLogRing,
+    uuid: Uuid,
+    has_checksums: bool,
+    pub(crate) ends: XfsLogEnds,
+}
+
+/// An error of reading the log.
+struct LogFailure(Error);
+
+impl From<Malformed> for LogFailure {
+    fn from(problem: Malformed) -> Self {
+        Self(malformed(problem))
+    }
+}
+
+impl VolumeLog {
+    /// Finds the ends of the log of the volume on `device`.
+    pub(crate) fn find(device: &Arc<dyn BlockDevice>, superblock: &XfsSuperblock) -> Result<Self> {
+        let XfsSuperblock { fields, geometry } = superblock;
+        let uuid = Uuid::from_bytes(fields.uuid);
+        let log = Self::locate(device, geometry, uuid).map_err(unusable)?;
+        let changed = Lsn(fields.lsn.get());
+        let head = log.ends.head;
+        if geometry.has_checksums() && changed != Lsn::NONE && changed > head {
+            let problem = format!("it ends at {head}, and the superblock is of {changed}");
+            return Err(unusable(Error::corrupt(Structure::LogRecord, problem)));
+        }
+        Ok(log)
+    }
+
+    fn locate(device: &Arc<dyn BlockDevice>, geometry: &XfsGeometry, uuid: Uuid) -> Result<Self> {
+        let ring = XfsLogRing::of(geometry).map_err(malformed)?;
+        let start = geometry
+            .place_of(geometry.log_start)
+            .ok_or_else(|| Error::corrupt(Structure::Superblock, "the log is not in the volume"))?;
+        let start = start.bytes();
+        let mut read = |block: u32, bytes: &mut [u8]| read_blocks(&**device, start, block, bytes);
+        let ends = ends::find(ring, uuid, &mut read).map_err(|failure| failure.0)?;
+        let (device, has_checksums) = (device.clone(), geometry.has_checksums());
+        Ok(Self { device, start, ring, uuid, has_checksums, ends })
+    }
+
+    /// Calls `visit` with the transactions from the tail to the head, in the order of their commit
+    /// ops. Those that are open at one time may take `most_bytes` of memory.
+    pub(super) fn each_checkpoint(
+        &self,
+        most_bytes: u64,
+        visit: &mut dyn FnMut(&XfsCheckpoint) -> Result<()>,
+    ) -> Result<()> {
+        let (mut at, head) = (self.ends.tail, self.ends.head);
+        let mut open = XfsCheckpoints::new(self.ring);
+        let mut buffer = Vec::new();
+        while at != head {
+            let bad = |problem: Malformed| in_log(at, malformed(problem));
+            let mut read =
+                |block: u32, bytes: &mut [u8]| read_blocks(&*self.device, self.start, block, bytes);
+            let (record, checksum) = read_record(self.ring, at, &mut read, &mut buffer)
+                .map_err(|failure| failure.0)?
+                .map_err(bad)?;
+            let is_unproved = checksum == XfsLogChecksum::Missing && self.has_checksums;
+            if checksum == XfsLogChecksum::Wrong || is_unproved {
+                let problem = "its checksum is wrong or missing";
+                return Err(bad(Malformed::new(Structure::LogRecord, problem)));
+            }
+            record.check_readable(self.uuid).map_err(bad)?;
+            let count = record.block_count();
+            if self.ring.distance(at, head).is_none_or(|rest| rest < count) {
+                let problem = format!("it reaches over the head at {head}");
+                return Err(bad(Malformed::new(Structure::LogRecord, problem)));
+            }
+            for op in op::ops(record.unpack(&mut buffer).map_err(bad)?, record.ops) {
+                let whole = op.and_then(|op| open.add(record.lsn, &op)).map_err(bad)?;
+                if let Some(checkpoint) = whole {
+                    visit(&checkpoint)?;
+                }
+                if open.byte_count() > most_bytes {
+                    return Err(in_log(at, too_much("open transactions", most_bytes)));
+                }
+            }
+            at = self.ring.advance(at, count);
+        }
+        Ok(())
+    }
+
+    /// Writes whole blocks from `at` on, over the end of the ring when they reach it.
+    pub(super) fn write(&self, at: Lsn, blocks: &[u8]) -> Result<()> {
+        let before_end = u64::from(self.ring.blocks().saturating_sub(at.block())) * BASIC_BLOCK;
+        let middle = usize::try_from(before_end).unwrap_or(usize::MAX).min(blocks.len());
+        let (first, second) = blocks.split_at(middle);
+        let place = self.start + u64::from(at.block()) * BASIC_BLOCK;
+        let write = |place, blocks: &[u8]| {
+            self.device.write_at(place, blocks).map_err(|error| self.failed("writing", error))
+        };
+        write(place, first)?;
+        if second.is_empty() { Ok(()) } else { write(self.start, second) }
+    }
+
+    /// Makes everything durable that was written to the device.
+    pub(super) fn flush(&self) -> Result<()> {
+        self.device.flush().map_err(|error| self.failed("flushing", error))
+    }
+
+    fn failed(&self, what: &str, error: io::Error) -> Error {
+        Error::io(format!("{what} the log on {}", self.device.name()), error)
+    }
+}
+
+fn read_blocks(
+    device: &dyn BlockDevice,
+    start: u64,
+    block: u32,
+    bytes: &mut [u8],
+) -> std::result::Result<(), LogFailure> {
+    let at = start + u64::from(block) * BASIC_BLOCK;
+    let len = bytes.len();
+    device.read_at(at, bytes).map_err(|error| {
+        let what = format!("reading {len} bytes of the log at {at} of {}", device.name());
+        LogFailure(Error::io(what, error))
+    })
+}
+
+/// The error about a log that takes more memory than the options allow.
+pub(super) fn too_much(what: &str, most_bytes: u64) -> Error {
+    let what = format!("{what} that take more than {most_bytes} bytes of memory");
+    Error::unsupported(Code::LogNotReplayed, what)
+}
+
+/// Says that the log cannot be used, and how to go on.
+fn unusable(mut error: Error) -> Error {
+    if let Error::Corrupt(corrupt) = &mut error {
+        corrupt.problem = format!("{}; the log cannot be used: {NEXT_STEP}", corrupt.problem);
+    }
+    error
+}
+
+/// Says where in the log the cause of an error is, and how to go on. Code and place stay.
+pub(super) fn in_log(lsn: Lsn, mut error: Error) -> Error {
+    let place = format!("replaying the log at {lsn}: ");
+    let behind = |text: &str| format!("{place}{text}: {NEXT_STEP}");
+    match &mut error {
+        Error::Corrupt(corrupt) => corrupt.problem = behind(&corrupt.problem),
+        Error::Unsupported { what, .. } => *what = behind(what),
+        Error::Io { what, code, .. } => {
+            // The log may be sound.
+            *what = format!("{place}{what}");
+            *code = Code::LogNotReplayed;
+        }
+        Error::Posix { .. } => {}
+    }
+    error
+}

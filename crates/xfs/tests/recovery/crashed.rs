@@ -1,0 +1,189 @@
+//! Volumes that were not unmounted, recovered by the kernel on one copy and by us on another.
+
+use std::fs;
+use std::os::unix::fs::DirEntryExt;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use offshoot_testkit::compare::{Aspect, Compare};
+use offshoot_testkit::random::Random;
+use offshoot_testkit::xfs::churn::{ChurnPlan, churn};
+use offshoot_testkit::xfs::disk::{RECOVERY, XfsDisk, XfsShutdown};
+use offshoot_testkit::xfs::fill::XfsFillShape;
+use offshoot_testkit::xfs::judges::XfsJudges;
+use offshoot_testkit::xfs::matrix::XfsVolumeKind;
+use offshoot_vfs::Code;
+use offshoot_xfs::{XfsOptions, XfsPending, XfsRecovery, XfsReport, XfsVolume};
+
+/// A volume that was not unmounted.
+pub(crate) struct CrashedVolume {
+    pub(crate) disk: XfsDisk,
+    pub(crate) kernel_says: Vec<&'static str>,
+}
+
+/// Options whose reports are collected.
+pub(crate) fn collecting() -> (XfsOptions, Arc<Mutex<Vec<XfsReport>>>) {
+    let reports = Arc::new(Mutex::new(Vec::new()));
+    let told = reports.clone();
+    let reporter: offshoot_xfs::XfsReporter =
+        Arc::new(move |report: &XfsReport| told.lock().unwrap().push(report.clone()));
+    (XfsOptions { reporter: Some(reporter), ..XfsOptions::default() }, reports)
+}
+
+impl CrashedVolume {
+    /// A volume of a kind, changed, and shut down as by a crash.
+    pub(crate) fn make(
+        judges: &XfsJudges,
+        kind: &'static XfsVolumeKind,
+        how: XfsShutdown,
+        change: impl FnOnce(&Path, &XfsFillShape),
+    ) -> Self {
+        let disk = XfsDisk::create(judges, kind.mib);
+        disk.mkfs(kind.mkfs);
+        if !kind.changes.is_empty() {
+            disk.change_with_xfs_db(kind.changes);
+        }
+        let shape = XfsFillShape::of(&disk);
+        let mut mount = disk.mount("rw,noatime", kind.kernel_says);
+        change(mount.path(), &shape);
+        disk.shut_down(&mut mount, how);
+        drop(mount);
+        Self { disk, kernel_says: kind.kernel_says.to_vec() }
+    }
+
+    pub(crate) fn copy(&self) -> Self {
+        Self { disk: self.disk.copy(), kernel_says: self.kernel_says.clone() }
+    }
+
+    /// Compares our recovery in memory with the kernel's of a copy. Only files that our report names
+    /// may differ. Returns what it says is left to do.
+    pub(crate) fn judge_pending(&self) -> XfsPending {
+        let by_kernel = self.disk.copy();
+        drop(by_kernel.try_mount("rw,noatime").unwrap());
+        let (options, reports) = collecting();
+        let ours = XfsVolume::open(self.disk.device(), &options).unwrap();
+        let pending = match &reports.lock().unwrap()[..] {
+            [XfsReport::LogReplayed { pending, .. }] => pending.clone(),
+            [] => XfsPending::default(),
+            reports => panic!("{reports:?}"),
+        };
+        let mount = by_kernel.mount("ro,noatime", &self.kernel_says);
+        let compare = Compare::default().without(Aspect::StoredAcls);
+        let outcome = compare.run(&*ours, mount.path());
+        let named: Vec<_> = fs::read_dir(mount.path())
+            .unwrap()
+            .map(|entry| entry.unwrap())
+            .filter(|entry| pending.files.contains(&DirEntryExt::ino(entry)))
+            .map(|entry| entry.file_name().into_string().unwrap().replace(' ', "\\x20"))
+            .collect();
+        for difference in &outcome.differences {
+            let is_named = named.iter().any(|name| difference.starts_with(&format!("./{name}:")));
+            assert!(is_named, "{difference}\n{pending}; {named:?}");
+        }
+        pending
+    }
+
+    /// Compares our recoveries, in memory and to disk, with the kernel's of a copy. Returns what
+    /// ours to disk did, unless something is left to do.
+    pub(crate) fn judge(&self, names_at_least: u64) -> Option<XfsRecovery> {
+        let recovering = [&self.kernel_says[..], &[RECOVERY]].concat();
+        let by_kernel = self.disk.copy();
+        drop(by_kernel.mount("rw,noatime", &recovering));
+        let allowed = assert_checks_but_for(&by_kernel, None);
+        let (options, reports) = collecting();
+        let ours = XfsVolume::open(self.disk.device(), &options).unwrap();
+        let reports = std::mem::take(&mut *reports.lock().unwrap());
+        let [XfsReport::LogReplayed { is_stored: false, ref pending }] = reports[..] else {
+            panic!("{reports:?}")
+        };
+        let compare = Compare::default().without(Aspect::StoredAcls);
+        {
+            let mount = by_kernel.mount("ro,noatime", &self.kernel_says);
+            compare.run(&*ours, mount.path()).assert_same(names_at_least);
+        }
+        let by_us = self.disk.copy();
+        let device = by_us.writable_device();
+        let recovered = XfsVolume::recover(&device, &XfsOptions::default());
+        drop(device);
+        if !pending.is_empty() {
+            eprintln!("left to do: {pending}");
+            let error = recovered.unwrap_err();
+            assert_eq!(error.code(), Code::LogNotReplayed, "{error}");
+            assert!(same_bytes(&self.disk, &by_us), "it was written");
+            return None;
+        }
+        let recovered = recovered.unwrap().expect("the log is not empty");
+        assert_checks_but_for(&by_us, Some(&allowed));
+        let (options, reports) = collecting();
+        let ours = XfsVolume::open(by_us.device(), &options).unwrap();
+        assert_eq!(*reports.lock().unwrap(), []);
+        {
+            let mount = by_kernel.mount("ro,noatime", &self.kernel_says);
+            compare.run(&*ours, mount.path()).assert_same(names_at_least);
+        }
+        for counter in ["icount", "ifree", "fdblocks"] {
+            let value = |disk: &XfsDisk| disk.field(&["sb 0"], counter);
+            assert_eq!(value(&by_us), value(&by_kernel), "{counter}");
+        }
+        {
+            let mount = by_us.mount("rw,noatime", &self.kernel_says);
+            compare.run(&*ours, mount.path()).assert_same(names_at_least);
+            fs::write(mount.path().join("after"), "the recovery").unwrap();
+        }
+        assert_checks_but_for(&by_us, Some(&allowed));
+        Some(recovered)
+    }
+}
+
+/// Checks a volume. A crash may leave an attribute whose value was not written yet: `xfs_repair`
+/// complains of it also behind a recovery by the kernel. Returns the lines about such attributes,
+/// which must be the `allowed` ones if the caller has some.
+#[track_caller]
+fn assert_checks_but_for(disk: &XfsDisk, allowed: Option<&[String]>) -> Vec<String> {
+    let Err(finding) = disk.check() else { return Vec::new() };
+    let lines = finding.lines().filter(|line| line.contains("is INCOMPLETE"));
+    let lines: Vec<_> = lines.map(str::to_owned).collect();
+    let are_allowed = allowed.is_none_or(|allowed| lines == allowed);
+    assert!(!lines.is_empty() && are_allowed, "{finding}");
+    lines
+}
+
+fn same_bytes(one: &XfsDisk, other: &XfsDisk) -> bool {
+    let status =
+        std::process::Command::new("cmp").arg("-s").args([one.image(), other.image()]).status();
+    status.unwrap().success()
+}
+
+/// Waits until the kernel has freed the inodes of removed files.
+pub(crate) fn settle(root: &Path) {
+    rustix::fs::statvfs(root).unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(300));
+}
+
+/// How many cases of a kind are tried: few, or those of a campaign.
+pub(crate) fn rounds(few: u64) -> u64 {
+    let given = std::env::var("OFFSHOOT_ROUNDS").ok();
+    given.map_or(few, |rounds| few * rounds.parse::<u64>().expect("a number of rounds"))
+}
+
+/// A volume with a log of many records, each synced; nothing of it is at home yet.
+pub(crate) fn many_records(
+    judges: &XfsJudges,
+    plan: ChurnPlan,
+    random: &mut Random,
+) -> CrashedVolume {
+    let kind = XfsVolumeKind::named("today");
+    CrashedVolume::make(judges, kind, XfsShutdown::LogWritten, |root, _| {
+        for round in 0..30 {
+            let dir = root.join(format!("round {round}"));
+            fs::create_dir(&dir).unwrap();
+            churn(&dir, plan, 8, random);
+            fs::File::open(&dir).unwrap().sync_all().unwrap();
+        }
+        settle(root);
+    })
+}
+
+/// With removals, most cuts leave unlinked inodes, which are not recovered to disk.
+pub(crate) const REMOVING: ChurnPlan = ChurnPlan { has_clones: true, has_removals: true };
+pub(crate) const ADDING: ChurnPlan = ChurnPlan { has_clones: false, has_removals: false };

@@ -1,0 +1,177 @@
+//! All kinds of volumes, after a shutdown, under load, and after they grew.
+
+use std::fs;
+use std::time::Duration;
+
+use offshoot_testkit::random::{Random, seed_of_run};
+use offshoot_testkit::run::run;
+use offshoot_testkit::xfs::churn::{ChurnPlan, churn};
+use offshoot_testkit::xfs::disk::{XfsDisk, XfsShutdown};
+use offshoot_testkit::xfs::judges;
+use offshoot_testkit::xfs::matrix::{MATRIX, XfsVolumeKind};
+use offshoot_xfs::{XfsOptions, XfsVolume};
+
+use crate::crashed::{ADDING, CrashedVolume, rounds, settle};
+use crate::log_on_disk::LogOnDisk;
+
+#[test]
+fn volumes_are_recovered_as_the_kernel_does() {
+    let mut random = Random::new(seed_of_run());
+    // Those that the kernel can mount and we can write.
+    let kinds: Vec<_> = MATRIX
+        .iter()
+        .filter(|kind| kind.is_mounted && kind.mib < 4096 && kind.name != "metadir")
+        .collect();
+    let (mut stored, rounds) = (0, rounds(2));
+    for round in 0..rounds {
+        let Some(judges) = judges::require() else { return };
+        let kind = kinds[usize::try_from(random.below(kinds.len() as u64)).unwrap()];
+        // Clones leave extents that are staged, so half of the volumes do without.
+        let has_clones = round % 2 == 1;
+        let crashed = CrashedVolume::make(&judges, kind, XfsShutdown::LogWritten, |root, shape| {
+            let dir = root.join("churned");
+            fs::create_dir(&dir).unwrap();
+            let has_clones = has_clones && shape.has("REFLINK");
+            let plan = ChurnPlan { has_clones, has_removals: true };
+            churn(&dir, plan, 300, &mut random);
+            settle(root);
+        });
+        let recovered = crashed.judge(20);
+        eprintln!("{}: {recovered:?}", kind.name);
+        stored += u64::from(recovered.is_some());
+    }
+    assert!(stored * 4 >= rounds, "only {stored} of {rounds} were recovered to disk");
+}
+
+/// The log has been written around, and ends in the middle of everything.
+#[test]
+fn logs_that_wrapped_and_stopped_under_load() {
+    let mut random = Random::new(seed_of_run());
+    for _ in 0..rounds(1) {
+        let Some(judges) = judges::require() else { return };
+        let kind = XfsVolumeKind::named("stripes");
+        let seed = random.number();
+        let removes = random.below(2) == 0;
+        let wait = Duration::from_millis(300 + random.below(1000));
+        let disk = XfsDisk::create(&judges, kind.mib);
+        disk.mkfs(kind.mkfs);
+        // The kernel complains of much when it is shut down under load.
+        let mut mount = disk.try_mount("rw,noatime").unwrap();
+        // With each sync, the log advances by 256 KiB, and it has 64 MiB.
+        let file = fs::File::create(mount.path().join("file")).unwrap();
+        for number in 0..250 {
+            file.set_len(number).unwrap();
+            file.sync_all().unwrap();
+        }
+        drop(file);
+        let threads: Vec<_> = (0..3)
+            .map(|number| {
+                let dir = mount.path().join(format!("thread {number}"));
+                std::thread::spawn(move || {
+                    let mut random = Random::new(seed + number);
+                    let has_clones = removes && number == 0;
+                    let plan = ChurnPlan { has_clones, has_removals: removes };
+                    for round in 0.. {
+                        let below = dir.join(format!("round {round}"));
+                        // It ends with the volume.
+                        if fs::create_dir_all(&below).is_err() {
+                            return;
+                        }
+                        churn(&below, plan, 20, &mut random);
+                        let _ = fs::File::open(&below).and_then(|dir| dir.sync_all());
+                    }
+                })
+            })
+            .collect();
+        // Where the host can, copies are taken meanwhile.
+        let copies: Vec<_> = (0..3)
+            .filter_map(|_| {
+                std::thread::sleep(wait / 3);
+                disk.copy_at_once()
+            })
+            .collect();
+        disk.shut_down(&mut mount, XfsShutdown::LogLost);
+        // Most of them panic, because the calls of a churn must not fail.
+        for thread in threads {
+            let _ = thread.join();
+        }
+        drop(mount);
+        eprintln!("{} copies were taken under load", copies.len());
+        for disk in copies.into_iter().chain([disk]) {
+            let crashed = CrashedVolume { disk, kernel_says: vec![] };
+            let log = LogOnDisk::of(&crashed.disk);
+            eprintln!("the log ends at {}", log.ends.head);
+            assert!(log.ends.head.cycle() > 1, "{:?}", log.ends);
+            eprintln!("{:?}", crashed.judge(10));
+        }
+    }
+}
+
+/// The kernel and we take turns: it changes the volume and stops, and we recover it.
+#[test]
+fn the_kernel_goes_on_behind_our_recoveries() {
+    let mut random = Random::new(seed_of_run());
+    let Some(judges) = judges::require() else { return };
+    let kind = XfsVolumeKind::named("today");
+    let crashed = CrashedVolume::make(&judges, kind, XfsShutdown::LogWritten, |_, _| {});
+    for turn in 0..5 {
+        let options = XfsOptions::default();
+        let recovered = XfsVolume::recover(&crashed.disk.writable_device(), &options).unwrap();
+        eprintln!("{recovered:?}");
+        crashed.disk.assert_checks();
+        let mut mount = crashed.disk.mount("rw,noatime", &[]);
+        let dir = mount.path().join(format!("turn {turn}"));
+        fs::create_dir(&dir).unwrap();
+        churn(&dir, ADDING, 40, &mut random);
+        let how = if turn % 2 == 0 { XfsShutdown::LogWritten } else { XfsShutdown::LogLost };
+        crashed.disk.shut_down(&mut mount, how);
+        drop(mount);
+        if turn % 2 == 0 {
+            assert!(crashed.judge(10).is_some());
+        }
+    }
+}
+
+/// A transaction changes more blocks than may wait in memory: 700 directories with blocks of
+/// 64 KiB.
+#[test]
+fn transactions_larger_than_the_memory_for_blocks_are_recovered() {
+    let Some(judges) = judges::require() else { return };
+    let kind = XfsVolumeKind::named("block-64k");
+    let crashed = CrashedVolume::make(&judges, kind, XfsShutdown::LogWritten, |root, _| {
+        for number in 0..700 {
+            let dir = root.join(format!("directory {number}"));
+            fs::create_dir(&dir).unwrap();
+            for file in 0..8 {
+                fs::File::create(dir.join(format!("{file}{}", "-".repeat(60)))).unwrap();
+            }
+        }
+    });
+    let recovered = crashed.judge(6300).expect("nothing is left to do");
+    assert!(recovered.transactions < 4 && recovered.replayed > 6300, "{recovered:?}");
+}
+
+/// The log makes the volume larger: the groups behind its old end hold what comes later.
+#[test]
+fn a_volume_that_grows_in_the_log_is_recovered() {
+    let Some(judges) = judges::require() else { return };
+    let disk = XfsDisk::create(&judges, 512);
+    disk.mkfs("-d size=320m,agcount=4");
+    let mut mount = disk.mount("rw,noatime", &[]);
+    run("xfs_growfs", &[mount.path()]);
+    for number in 0..12 {
+        let dir = mount.path().join(format!("directory {number}"));
+        fs::create_dir(&dir).unwrap();
+        fs::write(dir.join("file"), "in one of the new groups").unwrap();
+    }
+    mount.sync();
+    disk.shut_down(&mut mount, XfsShutdown::LogWritten);
+    drop(mount);
+    let groups = |disk: &XfsDisk| disk.field(&["sb 0"], "agcount");
+    let before = groups(&disk);
+    let crashed = CrashedVolume { disk, kernel_says: vec![] };
+    assert!(crashed.judge(24).is_some());
+    XfsVolume::recover(&crashed.disk.writable_device(), &XfsOptions::default()).unwrap();
+    eprintln!("{before} groups before, {} behind", groups(&crashed.disk));
+    assert!(groups(&crashed.disk) > before);
+}

@@ -1,0 +1,23 @@
+//! Recovery: what we make of logs, against what the kernel makes of a copy.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | `crashed` | volumes that were not unmounted, and the verdict |
+//! | `kinds` | all kinds of volumes, after a shutdown and under load |
+//! | `cuts` | logs that end anywhere, and recoveries that do |
+//! | `intents` | what a replay leaves to do |
+//! | `beyond` | logs that the kernel does not recover |
+//! | `log_on_disk` | reading, changing and adding records |
+//! | `made` | logs that were made or changed by hand |
+//! | `hostile` | logs that say anything |
+//!
+//! `OFFSHOOT_ROUNDS` makes a campaign of what takes samples.
+
+mod beyond;
+mod crashed;
+mod cuts;
+mod hostile;
+mod intents;
+mod kinds;
+mod log_on_disk;
+mod made;
