@@ -11,7 +11,7 @@ use crate::{BtrfsVolume, EngineOptions};
 
 const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 0 };
 const NEW: NewFile = NewFile { permissions: 0o644, uid: 0, gid: 0, umask: None, at: AT };
-const SECTOR: u64 = 4096;
+const SECTOR: usize = 4096;
 
 /// Regression: one step removed the stale checksums of a whole extent, however many leaves they
 /// filled. It reserves for one.
@@ -22,7 +22,7 @@ fn stale_checksums_are_removed_a_leaf_at_a_time() {
     let fs = volume.filesystem(TreeId::FS).expect("every volume has one");
     let chunk =
         volume.chunks().find(|chunk| chunk.flags.has_data()).expect("there is one for data");
-    let sectors = (chunk.start.0..chunk.start.0 + chunk.length).step_by(SECTOR as usize);
+    let sectors = (chunk.start.0..chunk.start.0 + chunk.length).step_by(SECTOR);
     let key = |at| Key::new(objectid::EXTENT_CSUM, ItemType::EXTENT_CSUM, at);
     let stale: Vec<_> = sectors.map(|at| (key(at), Some(&[7; 4][..]))).collect();
     let handle = volume.join().expect("there is room");
@@ -41,6 +41,6 @@ fn stale_checksums_are_removed_a_leaf_at_a_time() {
         assert!(stored_sums(&volume, &range).expect("they are read").is_empty());
     }
     // A leaf holds no more than 140 such items.
-    let least = usize::try_from(chunk.length / 2 / SECTOR / 140).expect("small");
+    let least = usize::try_from(chunk.length).expect("small") / 2 / SECTOR / 140;
     assert!(extents.len() >= least, "{} extents, {least} leaves", extents.len());
 }
