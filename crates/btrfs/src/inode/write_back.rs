@@ -231,9 +231,9 @@ pub(super) fn limit(volume: &Rooms) -> Result<()> {
 /// Small files that were made just before go first. In the order of their inodes new items fill
 /// each leaf; items of an inode below others that are stored already leave two leaves half full.
 pub(super) fn keep_room(volume: &Rooms, file: FileId) -> Result<()> {
-    let (space, max_inline) = (&volume.live()?.space, volume.options.max_inline);
-    let is_small = || volume.buffers.get(file).is_some_and(|b| b.read().size <= max_inline);
-    if !space.is_roomy() && (space.is_tight() || is_small() && space.has_little_data(0)) {
+    let space = &volume.live()?.space;
+    let has_little_data = || is_small(volume, file) && space.has_little_data(0);
+    if !space.is_roomy() && (space.is_tight() || has_little_data()) {
         store_idle(volume, &small_before(volume, file), || true)?;
         write_back(volume, file, Patience::Tries)?;
     }
@@ -243,14 +243,17 @@ pub(super) fn keep_room(volume: &Rooms, file: FileId) -> Result<()> {
     Ok(())
 }
 
+/// Whether `file` is buffered and short enough to be inline.
+fn is_small(volume: &Rooms, file: FileId) -> bool {
+    let buffer = volume.buffers.get(file);
+    buffer.is_some_and(|buffer| buffer.read().size <= volume.options.max_inline)
+}
+
 /// The small files that are buffered and have the inode numbers just before `file`, in order.
 fn small_before(volume: &Rooms, file: FileId) -> Vec<FileId> {
-    let is_small = |file: &FileId| {
-        let buffer = volume.buffers.get(*file);
-        buffer.is_some_and(|buffer| buffer.read().size <= together::SMALL_BYTES)
-    };
     let before = (0..file.ino).rev().map(|ino| FileId { ino, ..file });
-    let mut files: Vec<_> = before.take_while(is_small).take(MOST_BEFORE).collect();
+    let small = before.take_while(|&before| is_small(volume, before));
+    let mut files: Vec<_> = small.take(MOST_BEFORE).collect();
     files.reverse();
     files
 }

@@ -32,7 +32,7 @@ use crate::space::{Claim, Kept};
 pub(super) const MOST_FILES: usize = 64;
 
 /// The longest file that is stored together with others, in bytes.
-pub(super) const SMALL_BYTES: u64 = 64 << 10;
+const SMALL_BYTES: u64 = 64 << 10;
 
 /// The approximate memory of a queued inode, in bytes.
 const QUEUED_BYTES: u64 = 256;
