@@ -66,7 +66,7 @@ Tasks:
            [--random-mib N] [--source PATH] [--turns N]
            What programs do on a mount: ours, the kernel's btrfs and XFS, a null filesystem over our
            server and over the crate fuser (as root)
-  campaign crash [--workloads one|two|long|faults|subvolumes|COUNT|one:N|two:N] [--judged-every N]
+  campaign crash [--workloads one|two|long|brinks|faults|subvolumes|COUNT|one:N|two:N] [--judged-every N]
            [--seed N]
            Cut the power, or let requests fail, at every point of many workloads; the kernel judges one
            of 3,000 states, or of N

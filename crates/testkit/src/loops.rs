@@ -86,14 +86,19 @@ impl AttachedLoop {
 impl Drop for AttachedLoop {
     fn drop(&mut self) {
         (self.before_detach)(&self.device);
-        let mut reason = String::new();
+        let (mut is_requested, mut reason) = (false, "it is busy".to_owned());
         for attempt in 0..50 {
             // Once our image is detached, another program may already have taken the device.
             if self.backing_file().is_none_or(|file| Path::new(&file) != self.image) {
                 return;
             }
-            if let Err(error) = try_run("losetup", &["--detach", &self.device]) {
-                reason = error;
+            // A device that is busy is detached when it is closed last. A second request may hit
+            // the image that another program attaches then.
+            if !is_requested {
+                match try_run("losetup", &["--detach", &self.device]) {
+                    Ok(_) => is_requested = true,
+                    Err(error) => reason = error,
+                }
             }
             std::thread::sleep(Duration::from_millis(2 + attempt * 4));
         }

@@ -119,6 +119,23 @@ pub(super) fn remove_stale_checksums(
     if are_there { remove_checksums_beside_writers(handle, logical, len) } else { Ok(()) }
 }
 
+/// The length of the beginning of `len` bytes from `logical` on whose stale checksums are all in one
+/// leaf. A step that reserves for one leaf of checksums can remove these.
+pub(crate) fn until_next_leaf_of_stale(volume: &Base, logical: Logical, len: u64) -> Result<u64> {
+    let Some(root) = volume.csum_tree() else { return Ok(len) };
+    let _whole = volume.live_part().map(|live| live.checksums.read());
+    if !has_checksums(volume, logical, len)? {
+        return Ok(len);
+    }
+    let mut cursor = Cursor::seek_floor(volume, root, csum_key(logical.0))?;
+    let leaf = cursor.leaf();
+    while cursor.leaf() == leaf && cursor.item().is_some() {
+        cursor.advance()?;
+    }
+    let next = cursor.item().filter(|(next, _)| *next < csum_key(logical.0 + len));
+    Ok(next.map_or(len, |(next, _)| next.offset - logical.0))
+}
+
 /// The most items that the checksums of `len` bytes fill, beside one that they continue.
 pub(crate) fn checksum_items(volume: &Base, len: u64) -> u64 {
     len.div_ceil(bytes_with_checksums(volume, 1))

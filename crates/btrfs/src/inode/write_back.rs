@@ -81,6 +81,10 @@ pub(crate) const fn most_inline(node_size: u32) -> u64 {
 /// commit other threads may move extents and write a log, which makes another commit necessary.
 const MOST_COMMITS: u32 = 8;
 
+/// The most files that a writer stores before its own, so that it does not wait for longer than a
+/// few milliseconds.
+const MOST_BEFORE: usize = 8 * together::MOST_FILES;
+
 /// The most that one step writes, in bytes.
 const STEP_BYTES: u64 = 32 << 20;
 
@@ -223,16 +227,35 @@ pub(super) fn limit(volume: &Rooms) -> Result<()> {
 /// buffered data exceed what is left for others, and no chunk is likely. That releases the promise,
 /// and also the data space of a file that becomes inline. So no thread has to wait for them. The
 /// thread of the volume does the same for files that are no longer written.
+///
+/// Small files that were made just before go first. In the order of their inodes new items fill
+/// each leaf; items of an inode below others that are stored already leave two leaves half full.
 pub(super) fn keep_room(volume: &Rooms, file: FileId) -> Result<()> {
-    let (space, max_inline) = (&volume.live()?.space, volume.options.max_inline);
-    let is_small = || volume.buffers.get(file).is_some_and(|b| b.read().size <= max_inline);
-    if !space.is_roomy() && (space.is_tight() || is_small() && space.has_little_data(0)) {
+    let space = &volume.live()?.space;
+    let has_little_data = || is_small(volume, file) && space.has_little_data(0);
+    if !space.is_roomy() && (space.is_tight() || has_little_data()) {
+        store_idle(volume, &small_before(volume, file), || true)?;
         write_back(volume, file, Patience::Tries)?;
     }
     if space.is_tight() {
         volume.live()?.pressure.press();
     }
     Ok(())
+}
+
+/// Whether `file` is buffered and short enough to be inline.
+fn is_small(volume: &Rooms, file: FileId) -> bool {
+    let buffer = volume.buffers.get(file);
+    buffer.is_some_and(|buffer| buffer.read().size <= volume.options.max_inline)
+}
+
+/// The small files that are buffered and have the inode numbers just before `file`, in order.
+fn small_before(volume: &Rooms, file: FileId) -> Vec<FileId> {
+    let before = (0..file.ino).rev().map(|ino| FileId { ino, ..file });
+    let small = before.take_while(|&before| is_small(volume, before));
+    let mut files: Vec<_> = small.take(MOST_BEFORE).collect();
+    files.reverse();
+    files
 }
 
 /// Writes back until half of `dirty_bytes` is buffered. A file that cannot be written back stays
@@ -340,7 +363,12 @@ pub(crate) fn sync_subvolume(volume: &Rooms, id: TreeId) -> Result<()> {
 /// buffered, and its own sync reports why.
 pub(crate) fn make_room(volume: &Rooms, is_wanted: impl Fn() -> bool) -> Result<()> {
     let _event = WriteBackPass::begin(volume, "to make room");
-    for files in in_steps(&volume.buffers.files()) {
+    store_idle(volume, &volume.buffers.files(), is_wanted)
+}
+
+/// As [`make_room`], from the sorted `files`.
+fn store_idle(volume: &Rooms, files: &[FileId], is_wanted: impl Fn() -> bool) -> Result<()> {
+    for files in in_steps(files) {
         if is_wanted() {
             let _ = together::store(volume, files);
         }

@@ -1,8 +1,9 @@
 //! The workloads that are too many for a test run: `cargo xtask campaign crash`.
 //!
-//! The variable `OFFSHOOT_WORKLOADS` chooses them: `one`, `two`, `long`, `faults` or `subvolumes`;
-//! a number, for a sample of so many workloads of two operations; or the name of one workload, as a
-//! failure prints it. With `OFFSHOOT_JUDGED_EVERY=100` the outside judges look at one state of 100.
+//! The variable `OFFSHOOT_WORKLOADS` chooses them: `one`, `two`, `long`, `brinks`, `faults` or
+//! `subvolumes`; a number, for a sample of so many workloads of two operations; or the name of one
+//! workload, as a failure prints it. With `OFFSHOOT_JUDGED_EVERY=100` the outside judges look at
+//! one state of 100.
 
 use offshoot_device::CrashPlan;
 use offshoot_testkit::crash::Workload;
@@ -71,6 +72,8 @@ fn campaign() {
                 let longer = [long::rounds(40), long::tides(6, len)];
                 explore_at(engine, shape, plan, &longer);
             }
+        }
+        "brinks" => {
             let full =
                 [(&OURS, TINY, 256 << 10), (&EAGER, TINY, 256 << 10), (&OURS, SMALL, 512 << 10)];
             for (engine, shape, large) in full {

@@ -1,7 +1,7 @@
 //! Explores all states of a workload, and many workloads in parallel.
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
 use std::hash::{DefaultHasher, Hasher};
 use std::ops::AddAssign;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -158,7 +158,7 @@ impl StateExplorer<'_> {
         entered: &AtomicUsize,
     ) -> std::result::Result<ExplorationCounts, String> {
         let mut tally = ExplorationCounts { workloads: 1, ..ExplorationCounts::default() };
-        let mut seen: HashMap<u64, Picture> = HashMap::new();
+        let (mut seen, mut heads) = (HashMap::<u64, Picture>::new(), HashSet::new());
         let plan = CrashPlan { tears: self.plan.tears && !workload.writes_in_place(), ..self.plan };
         for state in log.states(&plan) {
             let state = state.map_err(|e| e.to_string())?;
@@ -176,8 +176,9 @@ impl StateExplorer<'_> {
                         .judge
                         .filter(|(_, every)| has_one_view && number.is_multiple_of(*every));
                     let judge = judge.map(|(judge, _)| judge);
-                    let found =
+                    let mut found =
                         self.enter(state.devices, judge).map_err(|e| format!("{what}: {e}"))?;
+                    found.share_heads(&mut heads);
                     tally.different += 1;
                     tally.judged += usize::from(judge.is_some());
                     new.insert(found)

@@ -4,9 +4,10 @@
 //! because a snapshot has the same files as its source. A subvolume is identified by its creation
 //! time. The root has 0 for both.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::hash::{DefaultHasher, Hasher};
 use std::ops::{ControlFlow, Range};
+use std::sync::Arc;
 
 use offshoot_vfs::{Error, FileFlags, FileId, FileSystem, FileType, Result, Structure, Timestamp};
 
@@ -55,7 +56,7 @@ pub(super) struct PictureFile {
     /// corrupt in every mirror.
     pub(super) sectors: Option<Vec<u64>>,
     /// The first bytes of the data, of which parts can be compared.
-    pub(super) head: Vec<u8>,
+    pub(super) head: Arc<[u8]>,
     /// The space that is allocated but holds no data, in bytes.
     pub(super) preallocated: u64,
     /// The settings of the subvolume, if this is the root of one.
@@ -156,7 +157,7 @@ fn file(fs: &dyn FileSystem, subvolumes: &dyn SubvolumeCalls, file: FileId) -> R
         xattrs,
         target: if is(FileType::Symlink) { fs.read_link(file)? } else { Vec::new() },
         sectors,
-        head,
+        head: head.into(),
         preallocated,
         settings: subvolumes.settings(file)?,
     })
@@ -191,6 +192,18 @@ fn sectors(fs: &dyn FileSystem, file: FileId, size: u64, head: &mut Vec<u8>) -> 
 }
 
 impl Picture {
+    /// Shares the first bytes of files with other pictures. Example: 1,500 states of a volume of 18
+    /// MiB, most files of which are the same, took 12 GB without that.
+    pub(super) fn share_heads(&mut self, known: &mut HashSet<Arc<[u8]>>) {
+        for file in self.files.values_mut() {
+            if let Some(same) = known.get(&file.head) {
+                file.head = same.clone();
+            } else {
+                known.insert(file.head.clone());
+            }
+        }
+    }
+
     /// Sets all times to the same value.
     pub(super) fn forget_times(&mut self) {
         for file in self.files.values_mut() {

@@ -1,5 +1,6 @@
 //! Runs a workload on an engine and on the model in step.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -123,7 +124,12 @@ pub(super) fn history(
     refused: &[usize],
 ) -> Result<History, String> {
     let mut runner = Runner::new(model, next).with_subvolumes(model);
-    let take = || picture::take(model, model).map_err(|e| format!("the model: {e}"));
+    let mut heads = HashSet::new();
+    let mut take = || -> Result<Picture, String> {
+        let mut now = picture::take(model, model).map_err(|e| format!("the model: {e}"))?;
+        now.share_heads(&mut heads);
+        Ok(now)
+    };
     let (mut pictures, mut promises) = (vec![take()?], Vec::new());
     for (place, step) in steps.iter().enumerate() {
         let (of, is_subvolume) = match step {

@@ -398,10 +398,12 @@ fn a_new_size_with_the_old_data() {
     let mut found = history.pictures[4].clone();
     let old = history.pictures[2].files[&1].clone();
     let file = found.files.get_mut(&1).expect("the file");
-    file.head = old.head[..5000].to_vec();
+    let mut head = old.head[..5000].to_vec();
+    file.head = head.clone().into();
     file.sectors = Some(vec![old.sectors.expect("data")[0], 0]);
     assert!(allows(&history, &found, 1, 4), "the write is still in memory");
-    found.files.get_mut(&1).expect("the file").head[4999] ^= 1;
+    head[4999] ^= 1;
+    found.files.get_mut(&1).expect("the file").head = head.into();
     assert!(!allows(&history, &found, 1, 4));
 }
 
