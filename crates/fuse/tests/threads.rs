@@ -142,7 +142,9 @@ fn stuck_calls_do_not_stop_others() {
         stuck.stuck.load(Ordering::SeqCst) == STUCK
     });
     stuck.go_on();
-    waiting.into_iter().for_each(|thread| thread.join().expect("it is not there"));
+    for thread in waiting {
+        thread.join().expect("it is not there");
+    }
     mount.unmount(Unmount::Lazily).expect("it unmounts");
     serving.join().expect("no panic").expect("it was served");
     assert_eq!(answer, Ok(Some(b"contents".to_vec())));
