@@ -1,13 +1,13 @@
 //! Recognises the contents of a device that is in use.
 //!
-//! Without `force`, a program that makes volumes refuses a device with the signature of something that people keep. The
-//! table has what is found on disks and images today: filesystems, volume managers, encryption,
-//! swap, partition tables. Like every such table it is no guarantee.
+//! Without `force`, a program that makes volumes refuses a device with the signature of something
+//! that people keep. The table has what is found on disks and images today: filesystems, volume
+//! managers, encryption, swap, partition tables. Like every such table it is no guarantee.
 //!
 //! Some signatures are two bytes long, and text or a program may have them by chance. A program
-//! that makes volumes refuses these too, because users can force it. A program that copies a plain file over another
-//! one asks for [`Occupant::is_certain`]: then the fields beside the signature also have values
-//! that such a filesystem has.
+//! that makes volumes refuses these too, because users can force it. A program that copies a plain
+//! file over another one asks for [`Occupant::is_certain`]: then the fields beside the signature
+//! also have values that such a filesystem has.
 
 use std::io;
 use std::ops::Range;

@@ -15,9 +15,9 @@
 //!
 //! Pending work needs transactions. A reader sees the state before it, with a report.
 //!
-//! `replay` keeps blocks until the LSN changes; `buffer` and `inode` apply items; `verify` knows the
-//! types of blocks; `pieces` completes directory blocks of several extents; `log` reads and writes
-//! the ring; `cancel` and `pending` are what a survey learns.
+//! `replay` keeps blocks until the LSN changes; `buffer` and `inode` apply items; `verify` knows
+//! the types of blocks; `pieces` completes directory blocks of several extents; `log` reads and
+//! writes the ring; `cancel` and `pending` are what a survey learns.
 
 mod buffer;
 mod cancel;

@@ -37,8 +37,8 @@ enum StoredBlock {
     Doubtful,
 }
 
-/// Whether blocks of this type have a header of their own. The contents of the bitmaps of a realtime
-/// device may look like one.
+/// Whether blocks of this type have a header of their own. The contents of the bitmaps of a
+/// realtime device may look like one.
 fn has_header(kind: Option<XfsBufferType>) -> bool {
     use XfsBufferType::{Inodes, RealtimeBitmap, RealtimeSummary};
     !matches!(kind, Some(Inodes | RealtimeBitmap | RealtimeSummary))
