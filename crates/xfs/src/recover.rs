@@ -118,6 +118,13 @@ fn in_memory_of(
     Ok(VolumeInMemory { device: memory, cancels, first_intent: intents.first(), pending })
 }
 
+/// Fails when the volume has a feature with which we do not write it.
+pub(crate) fn require_recoverable(superblock: &XfsSuperblock) -> Result<()> {
+    let Some(obstacle) = superblock.fields.obstacles().into_iter().next() else { return Ok(()) };
+    let what = format!("recovering XFS with {obstacle} to disk: {NEXT_STEP}");
+    Err(Error::unsupported(Code::LogNotReplayed, what))
+}
+
 /// Replays the log onto `device`, and empties it.
 pub(crate) fn to_disk(
     device: &Arc<dyn BlockDevice>,
@@ -126,12 +133,16 @@ pub(crate) fn to_disk(
     options: &XfsOptions,
 ) -> Result<XfsRecovery> {
     let quiet = XfsOptions { reporter: None, ..options.clone() };
-    let VolumeInMemory { cancels, first_intent, pending, .. } =
+    let VolumeInMemory { device: memory, cancels, first_intent, pending } =
         in_memory_of(device, superblock, log, &quiet)?;
+    // The log may have turned on what we do not write.
+    require_recoverable(&finish::first_superblock(&memory)?.1)?;
     if !pending.is_empty() {
         return Err(in_log(first_intent.unwrap_or(log.ends.head), not_finished(&pending)));
     }
     let unmount = UnmountRecord::new(log, superblock)?;
+    finish::count(&memory)?;
+    drop(memory);
     let (_, counts) = replay(device, superblock, log, cancels, options)?;
     log.flush()?;
     finish::count(device)?;

@@ -387,3 +387,23 @@ fn logs_of_version_4_are_replayed_in_memory_only() {
     assert!(error.to_string().contains("version 4"), "{error}");
     run("cmp", &[before.image(), disk.image()]);
 }
+
+/// A superblock in the log turns on what we do not write: quotas.
+#[test]
+fn a_superblock_that_only_the_log_has_is_refused_too() {
+    let Some(judges) = judges::require() else { return };
+    let disk = clean(&judges);
+    let mut log = LogOnDisk::of(&disk);
+    let mut sector = log.device_bytes(0, 512);
+    sector[177] = 0x3f;
+    let mut items = XfsLogVector::default();
+    let flags = XfsBufferFlags::of(XfsBufferType::Superblock);
+    encode_buffer(flags, BasicBlock(0), &sector, &[0b10.into()], &mut items);
+    log.add(&items);
+    let before = disk.copy();
+    let error = XfsVolume::recover(&disk.writable_device(), &XfsOptions::default()).unwrap_err();
+    assert_eq!(error.code(), Code::LogNotReplayed, "{error}");
+    assert!(error.to_string().contains("quotas"), "{error}");
+    run("cmp", &[before.image(), disk.image()]);
+    XfsVolume::open(disk.device(), &XfsOptions::default()).unwrap();
+}
