@@ -7,6 +7,7 @@ use offshoot_xfs_format::log::items::{XfsBufferFlags, XfsBufferItem, XfsBufferTy
 use offshoot_xfs_format::superblock::XfsSuperblock;
 use offshoot_xfs_format::{AgIno, BasicBlock, Lsn, XfsGeometry, csum, inode};
 
+use super::inode::is_whole;
 use super::pieces::may_be_piece;
 use super::replay::{LogReplay, ReplayedContent};
 use super::verify;
@@ -167,10 +168,14 @@ impl LogReplay<'_> {
                     let problem = "the log has its chain of unlinked inodes, but it is no inode";
                     return Err(Malformed::new(Structure::InodeCore, problem));
                 }
+                let is_whole = is_whole(inode, &geometry);
                 if let Some(field) = inode.get_mut(NEXT_UNLINKED..NEXT_UNLINKED + 4) {
                     field.copy_from_slice(&next.0.to_be_bytes());
                 }
-                inode::seal(inode, &geometry);
+                // A torn inode stays one, until an item of its own mends it.
+                if is_whole {
+                    inode::seal(inode, &geometry);
+                }
                 Ok((true, ()))
             })?;
         }

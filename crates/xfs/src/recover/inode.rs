@@ -3,9 +3,9 @@
 use offshoot_vfs::{Error, Malformed, Result, Structure};
 use offshoot_xfs_format::btree::{LongBlockHeader, XfsBtreeBlock, XfsForkRoot, XfsTree};
 use offshoot_xfs_format::ids::BASIC_BLOCK;
-use offshoot_xfs_format::inode::{self, INODE_MAGIC, XfsForkFormat, XfsInodeCore, file_type};
+use offshoot_xfs_format::inode::{self, INODE_CRC, INODE_MAGIC, XfsForkFormat, XfsInodeCore, file_type};
 use offshoot_xfs_format::log::items::{XfsBufferType, XfsInodeFields, XfsInodeItem};
-use offshoot_xfs_format::{BasicBlock, FsBlock, Ino, Lsn, XfsGeometry};
+use offshoot_xfs_format::{BasicBlock, FsBlock, Ino, Lsn, XfsGeometry, csum};
 
 use super::replay::{LogReplay, ReplayedContent};
 use crate::buffer::damaged_at;
@@ -56,7 +56,7 @@ impl LogReplay<'_> {
                 let problem = format!("the log has inode {}, but it is none", item.ino);
                 return Err(Malformed::new(Structure::InodeCore, problem));
             }
-            let is_replayed = !is_newer(inode, item, lsn);
+            let is_replayed = !is_newer(inode, item, &geometry, lsn);
             if is_replayed {
                 let new = replayed_inode(inode, item, &geometry, lsn)?;
                 inode.copy_from_slice(&new);
@@ -135,9 +135,18 @@ fn trees_of_others(
         .collect()
 }
 
-/// Whether an inode was written after the item was logged.
-fn is_newer(inode: &[u8], item: &XfsInodeItem<'_>, lsn: Lsn) -> bool {
-    if inode.get(4) == Some(&3) {
+/// Whether the checksum of an inode is right, if it has one.
+pub(super) fn is_whole(inode: &[u8], geometry: &XfsGeometry) -> bool {
+    !geometry.has_checksums() || csum::is_right(inode, INODE_CRC)
+}
+
+/// Whether an inode was written after the item was logged. An inode of several sectors may be torn:
+/// then its LSN says nothing of its forks.
+fn is_newer(inode: &[u8], item: &XfsInodeItem<'_>, geometry: &XfsGeometry, lsn: Lsn) -> bool {
+    if geometry.has_checksums() {
+        if !is_whole(inode, geometry) {
+            return false;
+        }
         let stored = inode.get(LSN..).and_then(<[u8]>::first_chunk);
         let stored = Lsn(u64::from_be_bytes(*stored.unwrap_or(&[0; 8])));
         return stored != Lsn::NONE && stored > lsn;

@@ -326,6 +326,13 @@ fn inodes_are_written_by_lsn_and_keep_their_chains() {
         assert_eq!(inode[NEXT_UNLINKED..NEXT_UNLINKED + 4], 130_u32.to_be_bytes());
         assert!(csum::is_right(&inode, 100));
     }
+    // Torn: the LSN in its first sector says nothing.
+    let torn = with(head.0 + 1, 130, &inode_items);
+    LogOnDisk::of(&torn).write_device(at + 104, &[0xaa]);
+    let recovered = XfsVolume::recover(&torn.writable_device(), &XfsOptions::default());
+    recovered.unwrap().unwrap();
+    let inode = LogOnDisk::of(&torn).device_bytes(at, 512);
+    assert_eq!((mode(&inode), csum::is_right(&inode, 100)), (0o600, true));
     // A buffer of inodes, of which only the chains count.
     for (next, is_valid) in [(131, true), (u32::MAX, true), (u32::MAX - 5, false)] {
         let mut bytes = vec![0xee; 16_384];
