@@ -1,5 +1,7 @@
 //! Items of inodes: the core and the forks.
 
+use std::collections::HashSet;
+
 use offshoot_vfs::{Error, Malformed, Result, Structure};
 use offshoot_xfs_format::btree::{LongBlockHeader, XfsBtreeBlock, XfsForkRoot, XfsTree};
 use offshoot_xfs_format::ids::BASIC_BLOCK;
@@ -80,19 +82,21 @@ impl LogReplay<'_> {
         let geometry = self.geometry.clone();
         let mut rest: Vec<_> =
             root.children.iter().map(|(_, block)| (*block, root.level - 1)).collect();
-        let mut changed = 0;
+        let most_blocks = most_blocks.min(geometry.blocks);
+        let mut visited = HashSet::new();
         while let Some((at, level)) = rest.pop() {
             let bad = |problem: &str| {
                 let problem = format!("block {at} of the tree of inode {ino}: {problem}");
                 Error::corrupt(Structure::BtreeBlock, problem)
             };
             let place = geometry.place_of(at).ok_or_else(|| bad("it is not in the volume"))?;
+            let is_first_visit = visited.insert(at.0);
             let block = self.block(place, geometry.block_size())?;
             let view = XfsBtreeBlock::view(&block.bytes, &geometry, XfsTree::Extents);
-            changed += 1;
             if XfsTree::of_block(&block.bytes, &geometry) != Some(XfsTree::Extents)
                 || view.header.level != level
-                || changed > most_blocks
+                || !is_first_visit
+                || visited.len() as u64 > most_blocks
             {
                 return Err(bad("the tree does not have it"));
             }
