@@ -5,8 +5,10 @@ use std::collections::HashSet;
 use offshoot_vfs::{Error, Malformed, Result, Structure};
 use offshoot_xfs_format::btree::{LongBlockHeader, XfsBtreeBlock, XfsForkRoot, XfsTree};
 use offshoot_xfs_format::ids::BASIC_BLOCK;
-use offshoot_xfs_format::inode::{self, INODE_CRC, INODE_MAGIC, XfsForkFormat, XfsInodeCore, file_type};
-use offshoot_xfs_format::log::items::{XfsBufferType, XfsInodeFields, XfsInodeItem};
+use offshoot_xfs_format::inode::{
+    self, INODE_CRC, INODE_MAGIC, XfsForkFormat, XfsInodeCore, file_type,
+};
+use offshoot_xfs_format::log::items::{XfsBufferType, XfsInodeFields, XfsInodeItem, check_extent};
 use offshoot_xfs_format::{BasicBlock, FsBlock, Ino, Lsn, XfsGeometry, csum};
 
 use super::replay::{LogReplay, ReplayedContent};
@@ -83,13 +85,19 @@ impl LogReplay<'_> {
         let mut rest: Vec<_> =
             root.children.iter().map(|(_, block)| (*block, root.level - 1)).collect();
         let most_blocks = most_blocks.min(geometry.blocks);
+        let block_blocks = 1_u32 << (geometry.block_log - 9);
         let mut visited = HashSet::new();
         while let Some((at, level)) = rest.pop() {
             let bad = |problem: &str| {
                 let problem = format!("block {at} of the tree of inode {ino}: {problem}");
                 Error::corrupt(Structure::BtreeBlock, problem)
             };
+            check_extent(&geometry, (at, 1)).map_err(|Malformed { problem, .. }| bad(&problem))?;
             let place = geometry.place_of(at).ok_or_else(|| bad("it is not in the volume"))?;
+            if self.cancels.has(place, block_blocks) {
+                // It was freed later, so it may hold anything by now.
+                continue;
+            }
             let is_first_visit = visited.insert(at.0);
             let block = self.block(place, geometry.block_size())?;
             let view = XfsBtreeBlock::view(&block.bytes, &geometry, XfsTree::Extents);

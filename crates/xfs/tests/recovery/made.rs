@@ -8,12 +8,13 @@ use offshoot_testkit::xfs::disk::{XfsDisk, XfsShutdown};
 use offshoot_testkit::xfs::judges::{self, XfsJudges};
 use offshoot_vfs::{Code, FileSystem};
 use offshoot_xfs::{XfsOptions, XfsVolume};
+use offshoot_xfs_format::btree::{XfsBtreeBuilder, XfsForkRoot, XfsTree};
 use offshoot_xfs_format::log::items::{
     CORE_SIZE, XfsBufferFlags, XfsBufferType, XfsEfiExtent, XfsEfiExtents, XfsFreeIntent,
     XfsInodeFields, XfsInodeItem, core_for_log, encode_buffer,
 };
 use offshoot_xfs_format::log::{XfsLogItem, XfsLogVector};
-use offshoot_xfs_format::{BasicBlock, FsBlock, Ino, Lsn, csum};
+use offshoot_xfs_format::{BasicBlock, FileBlock, FsBlock, Ino, Lsn, csum};
 
 use crate::log_on_disk::LogOnDisk;
 
@@ -413,4 +414,79 @@ fn a_superblock_that_only_the_log_has_is_refused_too() {
     assert!(error.to_string().contains("quotas"), "{error}");
     run("cmp", &[before.image(), disk.image()]);
     XfsVolume::open(disk.device(), &XfsOptions::default()).unwrap();
+}
+
+/// The tree of a file gets another owner: each block once, none in the log, none that was freed.
+#[test]
+fn trees_that_get_another_owner_are_walked_once() {
+    let Some(judges) = judges::require() else { return };
+    let disk = clean(&judges);
+    let ours = XfsVolume::open(disk.device(), &XfsOptions::default()).unwrap();
+    let ino = Ino(ours.lookup(ours.root(), b"file").unwrap().ino);
+    let log = LogOnDisk::of(&disk);
+    let geometry = &log.geometry;
+    let at = geometry.inode_offset(ino).unwrap();
+    let inode = log.device_bytes(at, 512);
+    let mut core: [u8; CORE_SIZE] = inode[..CORE_SIZE].try_into().unwrap();
+    core[5] = 3;
+    core[64..72].copy_from_slice(&50_u64.to_be_bytes());
+    let core = core_for_log(&core);
+    let block = FsBlock(u64::from(geometry.ag_blocks) - 100);
+    let place = geometry.place_of(block).unwrap();
+    let leaf = |owner: Ino| {
+        let mut leaf = XfsBtreeBuilder::new(geometry, XfsTree::Extents, block, owner, 0).unwrap();
+        assert!(leaf.set_records(&inode[CORE_SIZE..CORE_SIZE + 16]));
+        leaf.into_bytes()
+    };
+    let data = vec![b'd'; 4096];
+    let [once, twice] = [1, 2].map(|count| vec![block; count]);
+    for (what, children, is_cancelled, expected) in [
+        ("one child", &once, false, Ok(leaf(ino))),
+        ("one child twice", &twice, false, Err("the tree does not have it")),
+        ("a block of the log", &vec![geometry.log_start], false, Err("of group")),
+        ("a block that was freed", &once, true, Ok(data.clone())),
+    ] {
+        let root = XfsForkRoot {
+            level: 1,
+            children: children.iter().zip(0..).map(|(at, key)| (FileBlock(key), *at)).collect(),
+        };
+        let root = root.to_log(geometry, ino);
+        let cluster = at / 16_384 * 16_384;
+        let item = XfsInodeItem {
+            fields: XfsInodeFields::CORE | XfsInodeFields::DATA_ROOT | XfsInodeFields::DATA_OWNER,
+            ino,
+            device: 0,
+            place: BasicBlock(cluster / 512),
+            blocks: 32,
+            offset: u32::try_from(at - cluster).unwrap(),
+            core: &core,
+            data: Some(&root),
+            attributes: None,
+        };
+        let changed = disk.copy();
+        let mut log = LogOnDisk::of(&changed);
+        log.write_device(place.bytes(), &if is_cancelled { data.clone() } else { leaf(Ino(999)) });
+        let mut items = XfsLogVector::default();
+        assert!(XfsLogItem::Inode(item).encode(&mut items));
+        log.add(&items);
+        if is_cancelled {
+            let mut items = XfsLogVector::default();
+            encode_buffer(XfsBufferFlags::CANCEL, place, &data, &[], &mut items);
+            log.add(&items);
+        }
+        let recovered = XfsVolume::recover(&changed.writable_device(), &XfsOptions::default());
+        match expected {
+            Ok(expected) => {
+                recovered.unwrap_or_else(|error| panic!("{what}: {error}"));
+                let bytes = log.device_bytes(place.bytes(), 4096);
+                // Without the LSN and the checksum.
+                assert!(bytes[..32] == expected[..32] && bytes[72..] == expected[72..], "{what}");
+                assert_eq!(bytes[56..64], expected[56..64], "{what}");
+            }
+            Err(expected) => {
+                let error = recovered.unwrap_err().to_string();
+                assert!(error.contains(expected), "{what}: {error}");
+            }
+        }
+    }
 }
