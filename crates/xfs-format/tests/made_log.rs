@@ -246,6 +246,8 @@ fn hostile_items_are_refused_and_32_bit_ones_are_read() {
     assert!(problem(&[&buffer(1, 1, 0), &data]).contains("behind its map"));
     assert!(problem(&[&buffer(1, 2, 3), &data]).contains("a map of 2 words in 4 bytes"));
     assert!(problem(&[&buffer(1, 1, 3), &data, &data]).contains("2 regions expected, 3 found"));
+    assert_eq!(problem(&[&buffer(128, 1, 3), &data]), "none");
+    assert!(problem(&[&buffer(129, 1, 3), &data]).contains("a buffer of 129 blocks at 8"));
     let mut far = buffer(1, 1, 3);
     far[15] = 0x80;
     assert!(problem(&[&far, &data]).contains("a buffer of 1 blocks at"));

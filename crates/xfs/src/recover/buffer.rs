@@ -80,7 +80,8 @@ impl LogReplay<'_> {
             self.cancels.pass(place, blocks);
             return Ok(true);
         }
-        if self.cancels.has(place, blocks) || is_of_quotas(item) {
+        let is_empty = item.runs().next().is_none();
+        if is_empty || self.cancels.has(place, blocks) || is_of_quotas(item) {
             return Ok(false);
         }
         if item.flags.contains(XfsBufferFlags::INODES) {
