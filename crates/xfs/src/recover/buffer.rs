@@ -5,7 +5,7 @@ use offshoot_xfs_format::identity::XfsIdentity;
 use offshoot_xfs_format::log::BLOCK;
 use offshoot_xfs_format::log::items::{XfsBufferFlags, XfsBufferItem, XfsBufferType};
 use offshoot_xfs_format::superblock::XfsSuperblock;
-use offshoot_xfs_format::{AgIno, BasicBlock, Lsn, XfsGeometry, csum, inode};
+use offshoot_xfs_format::{AgIno, BasicBlock, Ino, Lsn, XfsGeometry, csum, inode};
 
 use super::inode::is_whole;
 use super::pieces::may_be_piece;
@@ -157,14 +157,14 @@ impl LogReplay<'_> {
     fn chains_of_unlinked(&mut self, item: &XfsBufferItem<'_>) -> Result<()> {
         let geometry = self.geometry.clone();
         let outside = || Error::corrupt(Structure::LogItem, "inodes outside of the groups");
-        let (ag, _) = geometry.at(item.place).ok_or_else(outside)?;
+        let (ag, block) = geometry.at(item.place).ok_or_else(outside)?;
         for (index, next) in item.unlinked(geometry.inode_size()) {
             let at = item.place.bytes() + ((index as u64) << geometry.inode_log);
             if next != AgIno::NULL && !geometry.has_inode(ag, next) {
                 let problem = format!("the inode at byte {at} has {next} behind it in its chain");
                 return Err(Error::corrupt(Structure::LogItem, problem));
             }
-            self.change_inode(at, |inode| {
+            let is_whole = self.change_inode(at, |inode| {
                 if !inode.starts_with(&inode::INODE_MAGIC) {
                     let problem = "the log has its chain of unlinked inodes, but it is no inode";
                     return Err(Malformed::new(Structure::InodeCore, problem));
@@ -177,8 +177,14 @@ impl LogReplay<'_> {
                 if is_whole {
                     inode::seal(inode, &geometry);
                 }
-                Ok((true, ()))
+                Ok((true, is_whole))
             })?;
+            if !is_whole {
+                let first = geometry.ino(ag, AgIno(block.0 << geometry.inodes_per_block_log())).0;
+                let inside = item.place.bytes() % geometry.block_size() as u64;
+                let index = (inside >> geometry.inode_log) + index as u64;
+                self.doubtful_inodes.insert(Ino(first + index));
+            }
         }
         Ok(())
     }

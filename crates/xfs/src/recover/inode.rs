@@ -6,7 +6,7 @@ use offshoot_vfs::{Error, Malformed, Result, Structure};
 use offshoot_xfs_format::btree::{LongBlockHeader, XfsBtreeBlock, XfsForkRoot, XfsTree};
 use offshoot_xfs_format::ids::BASIC_BLOCK;
 use offshoot_xfs_format::inode::{
-    self, INODE_CRC, INODE_MAGIC, XfsForkFormat, XfsInodeCore, file_type,
+    self, INODE_CRC, INODE_MAGIC, XfsForkFormat, XfsInode, XfsInodeCore, file_type,
 };
 use offshoot_xfs_format::log::items::{XfsBufferType, XfsInodeFields, XfsInodeItem, check_extent};
 use offshoot_xfs_format::{BasicBlock, FsBlock, Ino, Lsn, XfsGeometry, csum};
@@ -55,7 +55,7 @@ impl LogReplay<'_> {
         }
         let at = item.place.bytes() + u64::from(item.offset);
         let (geometry, lsn) = (self.geometry.clone(), self.lsn);
-        let (is_replayed, is_directory, trees) = self.change_inode(at, |inode| {
+        let (is_replayed, is_sound, is_directory, trees) = self.change_inode(at, |inode| {
             if !inode.starts_with(&INODE_MAGIC) {
                 let problem = format!("the log has inode {}, but it is none", item.ino);
                 return Err(Malformed::new(Structure::InodeCore, problem));
@@ -65,10 +65,16 @@ impl LogReplay<'_> {
                 let new = replayed_inode(inode, item, &geometry, lsn)?;
                 inode.copy_from_slice(&new);
             }
+            let is_sound = XfsInode::verify(inode, &geometry, item.ino).is_ok();
             let is_directory = XfsInodeCore::view(inode)?.file_type() == file_type::DIRECTORY;
             let trees = trees_of_others(inode, item, &geometry)?;
-            Ok((is_replayed, (is_replayed, is_directory, trees)))
+            Ok((is_replayed, (is_replayed, is_sound, is_directory, trees)))
         })?;
+        if is_sound {
+            self.doubtful_inodes.remove(&item.ino);
+        } else {
+            self.doubtful_inodes.insert(item.ino);
+        }
         if is_directory && geometry.dir_block_log > 0 {
             self.pieces.add_directory(item.ino);
         }

@@ -334,6 +334,18 @@ fn inodes_are_written_by_lsn_and_keep_their_chains() {
     recovered.unwrap().unwrap();
     let inode = LogOnDisk::of(&torn).device_bytes(at, 512);
     assert_eq!((mode(&inode), csum::is_right(&inode, 100)), (0o600, true));
+    // Its extents lead out of the volume, which only the inode itself shows.
+    let mut bad = item;
+    let extent = [0xff; 16];
+    (bad.fields, bad.data) = (XfsInodeFields::CORE | XfsInodeFields::DATA_EXTENTS, Some(&extent));
+    let mut items = XfsLogVector::default();
+    assert!(XfsLogItem::Inode(bad).encode(&mut items));
+    let bad = with(head.0 - 1, 130, &items);
+    let before = bad.copy();
+    let recovered = XfsVolume::recover(&bad.writable_device(), &XfsOptions::default());
+    let error = recovered.unwrap_err().to_string();
+    assert!(error.contains("data fork"), "{error}");
+    run("cmp", &[before.image(), bad.image()]);
     // A buffer of inodes, of which only the chains count.
     for (next, is_valid) in [(131, true), (u32::MAX, true), (u32::MAX - 5, false)] {
         let mut bytes = vec![0xee; 16_384];
