@@ -63,13 +63,18 @@ fn stored(
         let is_whole = csum::is_right(bytes, identity.crc);
         return Ok(if is_whole { StoredBlock::Older } else { StoredBlock::Doubtful });
     }
+    let known = kind.filter(|&kind| verify::has_magic(kind, geometry, bytes));
+    let proof = known.map(|kind| verify::verify(kind, geometry, place, bytes));
     if let Some(lsn) = lsn.filter(|&lsn| lsn > head) {
+        // Only what is such a block has an LSN: other contents may look like one.
+        if proof.is_none_or(|proof| proof.is_err()) {
+            return Ok(StoredBlock::Doubtful);
+        }
         let problem = format!("its last change is of {lsn}, and the log ends at {head}");
         return Err(Malformed::new(Structure::LogRecord, problem));
     }
-    let known = kind.filter(|&kind| verify::has_magic(kind, geometry, bytes));
-    let proof = known.map_or(Ok(()), |kind| verify::verify(kind, geometry, place, bytes));
-    Ok(if proof.is_ok() { StoredBlock::Newer } else { StoredBlock::Doubtful })
+    let is_right = proof.is_none_or(|proof| proof.is_ok());
+    Ok(if is_right { StoredBlock::Newer } else { StoredBlock::Doubtful })
 }
 
 impl LogReplay<'_> {

@@ -244,6 +244,17 @@ fn buffers_are_written_by_type_and_lsn() {
         let bytes = both(&changed, "an AGF of this LSN", agf_at, 512);
         assert_eq!(bytes[100], expected, "newer: {is_newer}");
     }
+    // Content that looks like a block of a later log takes its change.
+    let changed = disk.copy();
+    let mut log = LogOnDisk::of(&changed);
+    let mut content = vec![0; 4096];
+    content[..4].copy_from_slice(b"BMA3");
+    content[32..40].copy_from_slice(&(1_u64 << 60).to_be_bytes());
+    content[40..56].copy_from_slice(log.geometry.uuid.as_bytes());
+    log.write_device(place.bytes(), &content);
+    log.add(&item(untyped, place, &[0x5a; 4096], 1));
+    XfsVolume::recover(&changed.writable_device(), &XfsOptions::default()).unwrap().unwrap();
+    assert_eq!(log.device_bytes(place.bytes(), 128), [0x5a; 128]);
     // Written, then cancelled.
     let changed = disk.copy();
     let mut log = LogOnDisk::of(&changed);
