@@ -10,7 +10,7 @@ use offshoot_xfs_format::{AgIno, BasicBlock, Ino, Lsn, XfsGeometry, csum, inode}
 use super::inode::is_whole;
 use super::pieces::may_be_piece;
 use super::replay::{LogReplay, ReplayedContent};
-use super::verify;
+use super::{require_whole, verify};
 use crate::buffer::{damaged_at, malformed};
 use crate::report::{XfsReport, tell};
 
@@ -154,6 +154,7 @@ impl LogReplay<'_> {
             let problem = "a superblock in the log has other sizes or another place of the log";
             return Err(Error::corrupt(Structure::LogItem, problem));
         }
+        require_whole(&**self.device, &new)?;
         self.geometry = new;
         Ok(())
     }

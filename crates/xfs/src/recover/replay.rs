@@ -68,7 +68,7 @@ pub(super) struct ReplayedBlock {
 
 /// A replay onto a device.
 pub(super) struct LogReplay<'a> {
-    device: &'a Arc<dyn BlockDevice>,
+    pub(super) device: &'a Arc<dyn BlockDevice>,
     pub(super) geometry: XfsGeometry,
     /// No block has an LSN from here on.
     pub(super) head: Lsn,

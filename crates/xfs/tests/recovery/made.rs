@@ -513,3 +513,25 @@ fn trees_that_get_another_owner_are_walked_once() {
         }
     }
 }
+
+#[test]
+fn the_log_of_a_volume_on_a_short_device_is_not_replayed() {
+    let Some(judges) = judges::require() else { return };
+    let disk = clean(&judges);
+    let mut items = XfsLogVector::default();
+    encode_buffer(XfsBufferFlags::CANCEL, BasicBlock(800), &[0; 4096], &[], &mut items);
+    LogOnDisk::of(&disk).add(&items);
+    let image = fs::File::options().write(true).open(disk.image()).unwrap();
+    image.set_len(300 << 20).unwrap();
+    let options = XfsOptions::default();
+    let opened = XfsVolume::open(disk.device(), &options).map(drop).unwrap_err();
+    let recovered = XfsVolume::recover(&disk.writable_device(), &options).unwrap_err();
+    for error in [opened, recovered] {
+        assert_eq!(error.code(), Code::LogNotReplayed, "{error}");
+        let text = error.to_string();
+        let has = |part: u64| text.contains(&part.to_string());
+        assert!(has(320 << 20) && has(300 << 20) && text.contains("log ignored"), "{text}");
+    }
+    let options = XfsOptions { is_log_ignored: true, ..options };
+    XfsVolume::open(disk.device(), &options).unwrap();
+}
