@@ -391,6 +391,21 @@ fn written_ring(ring: XfsLogRing, head: Lsn) -> Vec<u8> {
 }
 
 #[test]
+fn a_log_whose_first_block_alone_is_zero_is_damaged() {
+    let ring = XfsLogRing::new(1024).expect("a ring");
+    let zeroed = vec![0; ring.blocks() as usize * 512];
+    assert_eq!(read_log(&zeroed, ring).expect("it is empty").len(), 0);
+    let mut first = written_ring(ring, Lsn::new(3, 100));
+    first[..512].fill(0);
+    let mut last = zeroed.clone();
+    last[1023 * 512 + 3] = 1;
+    for (log, block) in [(first, 1), (last, 1023)] {
+        let problem = read_log(&log, ring).expect_err("it is damaged").problem;
+        assert!(problem.contains(&format!("block {block} is not zero")), "{problem}");
+    }
+}
+
+#[test]
 fn regions_longer_than_records_and_records_over_the_end_of_the_ring_are_read() {
     let ring = XfsLogRing::new(1024).expect("a ring");
     let all = all_items();
