@@ -348,7 +348,8 @@ fn inodes_are_written_by_lsn_and_keep_their_chains() {
     // Its extents lead out of the volume, which only the inode itself shows.
     let mut bad = item;
     let extent = [0xff; 16];
-    (bad.fields, bad.data) = (XfsInodeFields::CORE | XfsInodeFields::DATA_EXTENTS, Some(&extent));
+    bad.fields = XfsInodeFields::CORE | XfsInodeFields::DATA_EXTENTS;
+    bad.data = Some(&extent);
     let mut items = XfsLogVector::default();
     assert!(XfsLogItem::Inode(bad).encode(&mut items));
     let bad = with(head.0 - 1, 130, &items);
