@@ -104,10 +104,7 @@ pub(crate) fn recover(
         let problem = format!("that of group 0 is damaged: {NEXT_STEP}");
         return Err(Error::corrupt(Structure::Superblock, problem));
     }
-    if let Some(obstacle) = superblock.fields.obstacles().first() {
-        let what = format!("recovering XFS with {obstacle} to disk: {NEXT_STEP}");
-        return Err(Error::unsupported(Code::LogNotReplayed, what));
-    }
+    recover::require_recoverable(&superblock)?;
     recover::to_disk(device, &superblock, &log, options).map(Some)
 }
 
