@@ -266,7 +266,13 @@ fn hostile_items_are_refused_and_32_bit_ones_are_read() {
     assert!(problem(&[&count]).contains("4294967295 records in 24 bytes"));
     let mut first = true;
     each_item(&mut |item| {
-        if let (XfsLogItem::Inode(_), true) = (item, std::mem::take(&mut first)) {
+        if let (XfsLogItem::Inode(inode), true) = (item, std::mem::take(&mut first)) {
+            // The first inode of the log's first block.
+            let ino = Ino(geometry().log_start.0 << 3);
+            let place = BasicBlock(log);
+            let in_log = XfsInodeItem { ino, place, offset: 0, ..*inode };
+            let problem_in_log = XfsLogItem::Inode(in_log).check(&geometry()).expect_err("in it");
+            assert!(problem_in_log.problem.contains("1 blocks from 7 of group 2"));
             let regions = regions_of(item);
             let short = [&regions[0][..12], &regions[0][16..]].concat();
             let mut regions: Vec<_> = regions.iter().map(Vec::as_slice).collect();
