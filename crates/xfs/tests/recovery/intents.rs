@@ -64,7 +64,11 @@ fn intents_that_have_no_end_are_named() {
         let count = log.ring.distance(record.lsn, log.ends.head).unwrap();
         let device = Arc::new(MemoryDevice::over(crashed.disk.device()));
         for index in 0..count {
-            device.write_at(log.place(log.ring.advance(record.lsn, index)), &[0; 512]).unwrap();
+            // What the round before left there.
+            let at = log.ring.advance(record.lsn, index);
+            let mut block = [0; 512];
+            block[..4].copy_from_slice(&(at.cycle() - 1).to_be_bytes());
+            device.write_at(log.place(at), &block).unwrap();
         }
         let (options, reports) = collecting();
         XfsVolume::open(device, &options).unwrap();
