@@ -39,7 +39,7 @@ fn fill(root: &Path) {
         (0..entries).for_each(|number| write(&dir.join(format!("entry number {number}")), b""));
     }
     let short = directory(root, "short");
-    directory(&short, "sub");
+    let _ = directory(&short, "sub");
     write(&short.join("file"), b"");
     symlink("t".repeat(900), root.join("link")).unwrap();
     let value = root.join("value");
