@@ -17,8 +17,9 @@
 //! |---|---|
 //! | chunks of inodes, all the time | 16 for 64 inodes |
 //! | links of the inodes of the range ([`tally`]) | 16 for an inode |
-//! | mappings of files into the range ([`space`]) | 24 for an extent, and 32 for it in its group's turn |
-//! | free space, reverse map and reference counts of a group that is compared | 8 to 24 a record |
+//! | mappings of files into the range ([`space`]) | 24 for an extent |
+//! | the same and free space while a group is compared | 32 for an extent |
+//! | records of a group that is compared | 8 to 24 for each |
 //!
 //! A range has as many groups as 256 MiB of links and 256 MiB of mappings have room for, but at
 //! least one. A volume of 16 million inodes and 11 million extents needs one pass.
@@ -31,6 +32,8 @@ mod hashes;
 mod inode;
 mod space;
 mod tally;
+#[cfg(test)]
+mod tests;
 mod tree;
 mod whole;
 
@@ -49,7 +52,7 @@ use crate::volume::{self as opening, OpenedXfs, XfsLogState};
 use finding::Findings;
 pub use finding::{XfsFinding, XfsFindingCode, XfsFindingPlace};
 use group::{GroupCounts, GroupHeaders, GroupInodes};
-use inode::InodePass;
+use inode::{InodePass, KnownParts};
 use space::SpaceGather;
 use tally::LinkTally;
 use whole::{VolumeCheck, on_all_cores};
@@ -197,7 +200,11 @@ fn check_inodes(
     for (ag, group) in check.groups().zip(inodes) {
         turns.extend(group.chunks.chunks(CHUNKS_A_TURN).map(|chunks| (ag, chunks)));
     }
-    let are_all_known = AtomicBool::new(inodes.iter().all(GroupInodes::is_whole));
+    let are_chunks_known = inodes.iter().all(GroupInodes::is_whole);
+    let known = KnownParts {
+        mappings: AtomicBool::new(are_chunks_known),
+        links: AtomicBool::new(are_chunks_known),
+    };
     let (mut first, mut passes) = (0, 0);
     while (first as usize) < inodes.len() {
         let tally = LinkTally::new(inodes, first as usize, budget.inodes);
@@ -208,7 +215,7 @@ fn check_inodes(
             gather: &gather,
             tally: &tally,
             without_links: &without_links,
-            are_all_known: &are_all_known,
+            known: &known,
         };
         on_all_cores(turns.len(), &|turn| {
             if let Some((ag, chunks)) = turns.get(turn) {
@@ -237,9 +244,8 @@ fn finish_group(
     tally: &LinkTally<'_>,
 ) {
     let check = pass.check;
-    let are_all_known = pass.are_all_known.load(Ordering::Relaxed);
     let has_parents = check.geometry().layout.contains(XfsLayout::PARENTS);
-    if are_all_known {
+    if pass.known.links.load(Ordering::Relaxed) {
         tally.check(check, ag, has_parents);
     }
     let Some(Some(headers)) = headers.get(ag.0 as usize) else { return };
@@ -248,7 +254,8 @@ fn finish_group(
     let (_, mut owned) = check.check_inode_trees(ag, headers, &mut counts);
     let mut space = check.check_free_space(ag, headers, &mut counts);
     space.owned.append(&mut owned);
-    check.check_space(ag, space, pass.gather.take(ag), are_all_known);
+    let are_mappings_known = pass.known.mappings.load(Ordering::Relaxed);
+    check.check_space(ag, space, pass.gather.take(ag), are_mappings_known);
 }
 
 /// Compares the lists of unlinked inodes with the inodes that no directory has.

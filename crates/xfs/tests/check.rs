@@ -1,6 +1,6 @@
 //! The check: each finding has a number, a line in the documents, and a damage that leads to it.
-//! `xfs_repair -n` judges that the damage is one. That sound volumes have no findings is judged with
-//! those of `judged.rs`.
+//! `xfs_repair -n` judges that the damage is one. `judged.rs` has the sound volumes, which have no
+//! findings.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};

@@ -1,7 +1,9 @@
 //! Directories: entries, hashes, the index of free space, and what they say about other inodes.
 
+use std::ops::Range;
 use std::sync::Arc;
 
+use offshoot_kit::sync::atomic::Ordering;
 use offshoot_xfs_format::da::DaKind;
 use offshoot_xfs_format::dir::data::DirData;
 use offshoot_xfs_format::dir::leaf::NO_BLOCK;
@@ -48,27 +50,34 @@ struct DirectorySum {
 impl InodePass<'_> {
     /// Checks a directory.
     pub(super) fn directory(&self, inode: &LoadedInode) {
+        if self.directory_parts(inode).is_none() {
+            self.known.links.store(false, Ordering::Relaxed);
+        }
+    }
+
+    /// Checks the parts of a directory. `None` when not all of its entries are known.
+    fn directory_parts(&self, inode: &LoadedInode) -> Option<()> {
         let check = self.check;
         let mut sum = DirectorySum::default();
         match &inode.data.contents {
             ForkContents::Local(fork) => {
                 // The bytes were proved with the inode.
-                let Ok(short) = ShortDirView::new(check.geometry(), fork) else { return };
+                let short = ShortDirView::new(check.geometry(), fork).ok()?;
                 sum = DirectorySum { has_dot: true, above: Some(short.parent), ..sum };
                 short.entries().for_each(|entry| self.entry(inode, &entry));
             }
             ForkContents::Extents(_) | ForkContents::Btree(_) => {
-                if !self.directory_blocks(inode, &mut sum) {
-                    return;
-                }
+                self.directory_blocks(inode, &mut sum).then_some(())?;
             }
             _ => {}
         }
         let Some(above) = sum.above.filter(|_| sum.has_dot) else {
             let problem = "`.` or `..` is missing or wrong";
-            return check.findings.add(Code::DirectoryBlock, inode.ino, problem);
+            check.findings.add(Code::DirectoryBlock, inode.ino, problem);
+            return None;
         };
         self.dots(inode, above);
+        Some(())
     }
 
     /// Counts `.` and `..` of a directory.
@@ -85,9 +94,12 @@ impl InodePass<'_> {
         }
         if let TallyPlace::Used(tally) = self.tally.place(check, inode.ino) {
             tally.add_link(directory);
-            tally.take_above(above);
-            if is_root {
-                tally.add_above(inode.ino);
+            // Without types, an entry does not say that it is that of a directory.
+            if check.geometry().layout.contains(XfsLayout::FILE_TYPES) {
+                tally.take_above(above);
+                if is_root {
+                    tally.add_above(inode.ino);
+                }
             }
         }
         match self.tally.place(check, above) {
@@ -116,17 +128,12 @@ impl InodePass<'_> {
         tally.add_link(if is_whiteout { entry_type::CHRDEV } else { entry.file_type });
         let generation = directory.core.generation.get();
         tally.add_name(directory.ino, generation, entry.name);
-        if self.is_directory(entry) {
+        if entry.file_type == entry_type::DIR {
             tally.add_above(directory.ino);
         }
     }
 
-    /// Whether an entry is that of a directory. Old entries do not say it.
-    fn is_directory(&self, entry: &XfsDirEntry<'_>) -> bool {
-        entry.file_type == entry_type::DIR
-    }
-
-    /// Checks the blocks of a directory. `false` when they are damaged.
+    /// Checks the blocks of a directory. `false` when not all of its entries are known.
     fn directory_blocks(&self, inode: &LoadedInode, sum: &mut DirectorySum) -> bool {
         let check = self.check;
         let tree =
@@ -175,7 +182,7 @@ impl InodePass<'_> {
             }
         });
         if !is_whole || !is_sound {
-            return false;
+            return is_sound;
         }
         if hashes != sum.hashes {
             let (entries, hashes) = (sum.hashes.count, hashes.count);
@@ -187,12 +194,12 @@ impl InodePass<'_> {
     }
 
     /// The blocks with entries, in ranges that begin and end with directory blocks.
-    fn data_blocks(&self, inode: &LoadedInode) -> Result<Vec<std::ops::Range<u64>>, String> {
+    fn data_blocks(&self, inode: &LoadedInode) -> Result<Vec<Range<u64>>, String> {
         let (check, text) = (self.check, |error: offshoot_vfs::Error| error.to_string());
         let most = inode.core.nblocks.get().min(check.geometry().blocks);
         let unit = 1_u64 << check.geometry().dir_block_log;
         let mut extents = inode.data.extents(check.buffers, FileBlock(0)).map_err(text)?;
-        let mut ranges: Vec<std::ops::Range<u64>> = Vec::new();
+        let mut ranges: Vec<Range<u64>> = Vec::new();
         let mut count = 0_u64;
         while let Some(extent) = extents.next().map_err(text)? {
             count += u64::from(extent.count);
@@ -208,9 +215,8 @@ impl InodePass<'_> {
                 _ => ranges.push(start..end),
             }
         }
-        let is_unit = |range: &std::ops::Range<u64>| {
-            range.start.is_multiple_of(unit) && range.end.is_multiple_of(unit)
-        };
+        let is_unit =
+            |range: &Range<u64>| range.start.is_multiple_of(unit) && range.end.is_multiple_of(unit);
         match ranges.iter().find(|range| !is_unit(range)) {
             Some(range) => Err(format!("blocks {range:?} are a part of a directory block")),
             None => Ok(ranges),

@@ -10,8 +10,8 @@ use offshoot_xfs_format::{AgBlock, AgNumber, Ino};
 stable_codes! {
     /// What is wrong, by a number that stays the same in all versions.
     ///
-    /// From 601 on it is the volume as a whole, from 621 a group, from 641 who owns blocks, from 661
-    /// an inode, and from 681 a directory or attributes.
+    /// From 601 on it is the volume as a whole, from 621 a group, from 641 the owners of blocks,
+    /// from 661 an inode, and from 681 a directory or attributes.
     XfsFindingCode:
     /// A device failed, so that a part of the volume was not checked.
     NotRead = 601;

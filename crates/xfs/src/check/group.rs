@@ -1,6 +1,6 @@
 //! Groups: headers, free space, chunks of inodes, and what their own structures occupy.
 
-use offshoot_vfs::{Malformed, Result};
+use offshoot_vfs::{Malformed, Result, Structure};
 use offshoot_xfs_format::btree::{XfsBtreeBlock, XfsTree};
 use offshoot_xfs_format::features::XfsRoCompat;
 use offshoot_xfs_format::geometry::XfsLayout;
@@ -9,7 +9,7 @@ use offshoot_xfs_format::record::{
     CHUNK_INODES, XfsFreeExtent, XfsInodeChunk, XfsOwner, XfsReverseMap, XfsSharedExtent,
     XfsTreeRecord,
 };
-use offshoot_xfs_format::{AgBlock, AgNumber};
+use offshoot_xfs_format::{AgBlock, AgNumber, XfsGeometry};
 
 use super::finding::XfsFindingCode as Code;
 use super::space::{OwnedRun, SharedRun};
@@ -92,7 +92,7 @@ impl VolumeCheck<'_> {
         for (buffer, length) in [(&agf_sector, agf.length), (&agi_sector, agi.length)] {
             if length.get() != geometry.ag_len(ag) {
                 let problem = format!("{length} blocks, not {}", geometry.ag_len(ag));
-                return Err(buffer.damaged(Malformed::new(problem_structure(), problem)));
+                return Err(buffer.damaged(Malformed::new(Structure::GroupFreeSpace, problem)));
             }
         }
         let list = Agfl::parse(list_sector.bytes(), geometry, ag)
@@ -137,7 +137,7 @@ impl VolumeCheck<'_> {
             None
         };
         let geometry = self.geometry();
-        let sum = |mask: fn(&XfsInodeChunk, &offshoot_xfs_format::XfsGeometry) -> u64| {
+        let sum = |mask: fn(&XfsInodeChunk, &XfsGeometry) -> u64| {
             all.records.iter().map(|chunk| u64::from(mask(chunk, geometry).count_ones())).sum()
         };
         let (inodes, free): (u64, u64) = (sum(XfsInodeChunk::allocated), sum(XfsInodeChunk::free));
@@ -382,10 +382,6 @@ impl GroupInodes {
 
 fn push_blocks(owned: &mut Vec<OwnedRun>, blocks: &[u32], owner: XfsOwner) {
     owned.extend(blocks.iter().map(|block| OwnedRun::of(owner, *block, 1)));
-}
-
-fn problem_structure() -> offshoot_vfs::Structure {
-    offshoot_vfs::Structure::GroupFreeSpace
 }
 
 impl GroupCounts {

@@ -82,7 +82,7 @@ impl VolumeCheck<'_> {
                 let before = end.replace((at.0, block.forw.into()));
                 let back = before.map_or(0, |(block, _)| block);
                 let is_named = before.is_none_or(|(_, next)| next == at.0);
-                if u64::from(block.back) != back || !is_named {
+                if is_whole && (u64::from(block.back) != back || !is_named) {
                     bad(at, "its neighbours do not name each other");
                 }
             }

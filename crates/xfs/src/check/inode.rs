@@ -29,8 +29,15 @@ pub(super) struct InodePass<'a> {
     pub(super) tally: &'a LinkTally<'a>,
     /// For each group, the inodes that no directory has.
     pub(super) without_links: &'a [AtomicU64],
-    /// Whether all mappings could be read.
-    pub(super) are_all_known: &'a AtomicBool,
+    pub(super) known: &'a KnownParts,
+}
+
+/// What a pass could read all of.
+pub(super) struct KnownParts {
+    /// The mappings of all inodes.
+    pub(super) mappings: AtomicBool,
+    /// The names of all directories.
+    pub(super) links: AtomicBool,
 }
 
 /// What a fork has.
@@ -49,6 +56,7 @@ impl InodePass<'_> {
         let geometry = self.check.geometry();
         let log = geometry.inodes_per_block_log();
         let allocated = chunk.allocated(geometry);
+        self.prefetch(ag, chunk);
         let mut buffer = None;
         let mut runs = Vec::new();
         for index in (0..CHUNK_INODES).filter(|index| allocated & 1 << index != 0) {
@@ -60,7 +68,7 @@ impl InodePass<'_> {
                 buffer = match self.check.buffers.read(&[run], BufferRole::InodeCluster) {
                     Ok(read) => Some((block, read)),
                     Err(error) => {
-                        self.are_all_known.store(false, Ordering::Relaxed);
+                        self.forget();
                         self.check.findings.add_error(Code::Inode, (ag, block), &error);
                         continue;
                     }
@@ -76,12 +84,25 @@ impl InodePass<'_> {
         self.gather.add(&mut runs);
     }
 
+    fn prefetch(&self, ag: AgNumber, chunk: &XfsInodeChunk) {
+        let geometry = self.check.geometry();
+        let first = AgBlock(chunk.start().0 >> geometry.inodes_per_block_log());
+        let len = u64::from(CHUNK_INODES) << geometry.inode_log;
+        self.check.buffers.prefetch(geometry.place(ag, first).bytes(), len);
+    }
+
+    /// Notes that an inode could not be read.
+    fn forget(&self) {
+        self.known.mappings.store(false, Ordering::Relaxed);
+        self.known.links.store(false, Ordering::Relaxed);
+    }
+
     fn inode(&self, ino: Ino, bytes: &[u8], is_used: bool, runs: &mut Vec<(AgNumber, OwnedRun)>) {
         let check = self.check;
         let inode = match LoadedInode::parse(check.geometry(), ino, bytes) {
             Ok(inode) => inode,
             Err(problem) => {
-                self.are_all_known.store(false, Ordering::Relaxed);
+                self.forget();
                 return check.findings.add(Code::Inode, ino, problem.problem);
             }
         };
@@ -146,7 +167,7 @@ impl InodePass<'_> {
                     self.gather.add(runs);
                 });
                 if !is_whole {
-                    self.are_all_known.store(false, Ordering::Relaxed);
+                    self.known.mappings.store(false, Ordering::Relaxed);
                 }
             }
             ForkContents::Device(_) | ForkContents::Local(_) | ForkContents::RealtimeTree => {}

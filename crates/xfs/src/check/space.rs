@@ -120,7 +120,8 @@ fn normal<R: Ord + Copy>(mut runs: Vec<R>, join: fn(&mut R, &R) -> bool) -> Vec<
     runs
 }
 
-/// Calls `differs` with each run that only one of two sorted lists has, and whether it is the first.
+/// Calls `differs` with each run that only one of two sorted lists has, and whether that is the
+/// first one.
 fn differences<R: Ord + Copy>(one: &[R], other: &[R], differs: &mut dyn FnMut(&R, bool)) {
     let (mut one, mut other) = (one.iter().peekable(), other.iter().peekable());
     loop {

@@ -12,7 +12,7 @@ use crate::btree::{XfsTreeRoot, file_key};
 use crate::buffer::BufferRole;
 
 /// A block that is still to be visited.
-struct ExpectedBlock {
+struct ExpectedTreeBlock {
     at: FsBlock,
     level: u32,
     /// The lowest key that the parent has for it.
@@ -38,15 +38,17 @@ impl VolumeCheck<'_> {
         let mut ends: Vec<LevelEnd> = vec![None; levels];
         let mut is_whole = true;
         while let Some(expected) = stack.pop() {
-            is_whole &= self.visit_block(root, &expected, &mut stack, &mut ends, visit).is_some();
+            if self.visit_block(root, &expected, &mut stack, &mut ends, visit).is_none() {
+                is_whole = false;
+                // Behind a damaged block no neighbours are known.
+                ends.clear();
+            }
         }
-        if is_whole {
-            for (block, right) in ends.into_iter().flatten() {
-                if let Some(right) = right {
-                    let problem =
-                        format!("block {block} is the last of its level, but {right} follows");
-                    self.findings.add(XfsFindingCode::TreeShape, place_of(root), problem);
-                }
+        for (block, right) in ends.into_iter().flatten() {
+            if let Some(right) = right {
+                let problem =
+                    format!("block {block} is the last of its level, but {right} follows");
+                self.findings.add(XfsFindingCode::TreeShape, place_of(root), problem);
             }
         }
         is_whole
@@ -56,8 +58,8 @@ impl VolumeCheck<'_> {
     fn visit_block(
         &self,
         root: XfsTreeRoot<'_>,
-        expected: &ExpectedBlock,
-        stack: &mut Vec<ExpectedBlock>,
+        expected: &ExpectedTreeBlock,
+        stack: &mut Vec<ExpectedTreeBlock>,
         ends: &mut [LevelEnd],
         visit: &mut dyn FnMut(FsBlock, &XfsBtreeBlock<'_>),
     ) -> Option<()> {
@@ -108,7 +110,7 @@ impl VolumeCheck<'_> {
         visit(at, &block);
         for index in (0..if level == 0 { 0 } else { block.len() }).rev() {
             let pointer = block.pointer(index)?;
-            stack.push(ExpectedBlock {
+            stack.push(ExpectedTreeBlock {
                 at: self.child(root, pointer),
                 level: level - 1,
                 low: block.key(index),
@@ -135,16 +137,16 @@ impl VolumeCheck<'_> {
 }
 
 /// The root, or the children of a root in an inode from the right to the left.
-fn first_blocks(check: &VolumeCheck<'_>, root: XfsTreeRoot<'_>) -> Vec<ExpectedBlock> {
+fn first_blocks(check: &VolumeCheck<'_>, root: XfsTreeRoot<'_>) -> Vec<ExpectedTreeBlock> {
     match root {
         XfsTreeRoot::Group { ag, block, levels, .. } => {
             let (at, level) = (check.geometry().fs_block(ag, block), levels.saturating_sub(1));
-            vec![ExpectedBlock { at, level, low: None, high: None, end: None }]
+            vec![ExpectedTreeBlock { at, level, low: None, high: None, end: None }]
         }
         XfsTreeRoot::Fork { root, .. } => {
             let ends = root.children.iter().skip(1).map(|(first, _)| Some(file_key(*first)));
             let children = root.children.iter().zip(ends.chain([None]));
-            let expected = children.map(|((first, at), end)| ExpectedBlock {
+            let expected = children.map(|((first, at), end)| ExpectedTreeBlock {
                 at: *at,
                 level: u32::from(root.level).saturating_sub(1),
                 low: Some(file_key(*first)),
