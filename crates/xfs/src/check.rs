@@ -43,15 +43,15 @@ use offshoot_device::BlockDevice;
 use offshoot_kit::sync::Mutex;
 use offshoot_kit::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use offshoot_vfs::{Code, Error, Result};
-use offshoot_xfs_format::AgNumber;
 use offshoot_xfs_format::geometry::XfsLayout;
 use offshoot_xfs_format::record::XfsInodeChunk;
+use offshoot_xfs_format::{AgNumber, XfsGeometry};
 
 use crate::options::XfsOptions;
 use crate::volume::{self as opening, OpenedXfs, XfsLogState};
 use finding::Findings;
 pub use finding::{XfsFinding, XfsFindingCode, XfsFindingPlace};
-use group::{GroupCounts, GroupHeaders, GroupInodes};
+use group::{GroupCounts, GroupInodes};
 use inode::{InodePass, KnownParts};
 use space::SpaceGather;
 use tally::LinkTally;
@@ -79,6 +79,9 @@ struct PassBudget {
     inodes: usize,
     runs: usize,
 }
+
+/// The groups of a volume of 1 EiB.
+const MOST_GROUPS: u32 = 1 << 20;
 
 /// The chunks that a thread checks at a time.
 const CHUNKS_A_TURN: usize = 16;
@@ -109,14 +112,28 @@ fn check_within(
         superblock: &opened.superblock,
         head: opened.head,
         findings: &findings,
+        group_count: known_groups(device, opened.buffers.geometry(), &findings),
     };
     check.check_superblocks();
-    let (headers, inodes) = check_groups(&check, opened.log == XfsLogState::Empty);
-    let passes = check_inodes(&check, &headers, &inodes, budget);
+    let inodes = check_groups(&check, opened.log == XfsLogState::Empty);
+    let passes = check_inodes(&check, &inodes, budget);
     let in_use = |chunk: &XfsInodeChunk| u64::from(chunk.in_use().count_ones());
     let inodes = inodes.iter().flat_map(|group| &group.chunks).map(in_use).sum();
     let (findings, are_more) = findings.into_list();
     Ok(XfsCheckResult { findings, are_more, log: opened.log, inodes, passes })
+}
+
+/// The groups that are checked: those on the device, and not more than any volume needs.
+fn known_groups(device: &Arc<dyn BlockDevice>, geometry: &XfsGeometry, findings: &Findings) -> u32 {
+    let group_bytes = u64::from(geometry.ag_blocks) << geometry.block_log;
+    let on_device = device.size_bytes().div_ceil(group_bytes);
+    let on_device = u32::try_from(on_device).unwrap_or(u32::MAX);
+    let known = geometry.ag_count.min(on_device).min(MOST_GROUPS);
+    if known < geometry.ag_count {
+        let problem = format!("groups from {known} on are not checked");
+        findings.add(XfsFindingCode::NotRead, XfsFindingPlace::Volume, problem);
+    }
+    known
 }
 
 /// Opens the volume, if need be without its log. `None` when it has no superblock.
@@ -147,11 +164,8 @@ fn open(
     opening::open(device.clone(), &options).map(Some)
 }
 
-/// Checks the groups on their own. Returns their headers and inodes.
-fn check_groups(
-    check: &VolumeCheck<'_>,
-    is_log_empty: bool,
-) -> (Vec<Option<GroupHeaders>>, Vec<GroupInodes>) {
+/// Checks the groups on their own. Returns their inodes.
+fn check_groups(check: &VolumeCheck<'_>, is_log_empty: bool) -> Vec<GroupInodes> {
     let groups = check.groups().count();
     let found: Vec<_> = (0..groups).map(|_| Mutex::new(None)).collect();
     on_all_cores(groups, &|index| {
@@ -162,45 +176,35 @@ fn check_groups(
         let space = check.check_free_space(ag, &headers, &mut counts);
         let is_whole = space.is_whole && inodes.is_whole();
         if let Some(slot) = found.get(index) {
-            *slot.lock() = Some((headers, inodes, counts, is_whole));
+            *slot.lock() = Some((inodes, counts, is_whole));
         }
     });
     let mut sum = GroupCounts::default();
-    let (mut all_headers, mut all_inodes, mut is_whole) = (Vec::new(), Vec::new(), true);
+    let (mut all, mut is_whole) = (Vec::new(), check.has_all_groups());
     for found in found {
-        let (headers, inodes) = match found.into_inner() {
-            Some((headers, inodes, counts, is_group_whole)) => {
-                sum.add(&counts);
-                is_whole &= is_group_whole;
-                (Some(headers), inodes)
-            }
-            None => {
-                is_whole = false;
-                (None, GroupInodes::UNKNOWN)
-            }
+        let Some((inodes, counts, is_group_whole)) = found.into_inner() else {
+            is_whole = false;
+            all.push(GroupInodes::UNKNOWN);
+            continue;
         };
-        all_headers.push(headers);
-        all_inodes.push(inodes);
+        sum.add(&counts);
+        is_whole &= is_group_whole;
+        all.push(inodes);
     }
     // The log does not always bring the counters of the superblock up to date.
     if is_whole && is_log_empty {
         check.check_counters(&sum);
     }
-    (all_headers, all_inodes)
+    all
 }
 
 /// Checks all inodes, and the space and the links of all groups. Returns the number of passes.
-fn check_inodes(
-    check: &VolumeCheck<'_>,
-    headers: &[Option<GroupHeaders>],
-    inodes: &[GroupInodes],
-    budget: PassBudget,
-) -> u32 {
+fn check_inodes(check: &VolumeCheck<'_>, inodes: &[GroupInodes], budget: PassBudget) -> u32 {
     let mut turns = Vec::new();
     for (ag, group) in check.groups().zip(inodes) {
         turns.extend(group.chunks.chunks(CHUNKS_A_TURN).map(|chunks| (ag, chunks)));
     }
-    let are_chunks_known = inodes.iter().all(GroupInodes::is_whole);
+    let are_chunks_known = check.has_all_groups() && inodes.iter().all(GroupInodes::is_whole);
     let known = KnownParts {
         mappings: AtomicBool::new(are_chunks_known),
         links: AtomicBool::new(are_chunks_known),
@@ -216,6 +220,7 @@ fn check_inodes(
             tally: &tally,
             without_links: &without_links,
             known: &known,
+            blocks_left: AtomicU64::new(check.geometry().blocks),
         };
         on_all_cores(turns.len(), &|turn| {
             if let Some((ag, chunks)) = turns.get(turn) {
@@ -223,12 +228,12 @@ fn check_inodes(
             }
         });
         if passes == 0 {
-            check_unlinked(check, headers, inodes, &without_links);
+            check_unlinked(check, inodes, &without_links);
         }
         let end = gather.end().max(first + 1);
         on_all_cores((end - first) as usize, &|index| {
             let ag = AgNumber(first + u32::try_from(index).unwrap_or(0));
-            finish_group(&pass, ag, headers, &tally);
+            finish_group(&pass, ag);
         });
         passes += 1;
         first = end;
@@ -237,37 +242,29 @@ fn check_inodes(
 }
 
 /// Checks what is known of a group when all inodes were visited.
-fn finish_group(
-    pass: &InodePass<'_>,
-    ag: AgNumber,
-    headers: &[Option<GroupHeaders>],
-    tally: &LinkTally<'_>,
-) {
+fn finish_group(pass: &InodePass<'_>, ag: AgNumber) {
     let check = pass.check;
     let has_parents = check.geometry().layout.contains(XfsLayout::PARENTS);
     if pass.known.links.load(Ordering::Relaxed) {
-        tally.check(check, ag, has_parents);
+        pass.tally.check(check, ag, has_parents);
     }
-    let Some(Some(headers)) = headers.get(ag.0 as usize) else { return };
     // These find again what they found before, which is kept once.
+    let Some(headers) = check.headers(ag) else { return };
     let mut counts = GroupCounts::default();
-    let (_, mut owned) = check.check_inode_trees(ag, headers, &mut counts);
-    let mut space = check.check_free_space(ag, headers, &mut counts);
+    let (_, mut owned) = check.check_inode_trees(ag, &headers, &mut counts);
+    let mut space = check.check_free_space(ag, &headers, &mut counts);
     space.owned.append(&mut owned);
     let are_mappings_known = pass.known.mappings.load(Ordering::Relaxed);
     check.check_space(ag, space, pass.gather.take(ag), are_mappings_known);
 }
 
 /// Compares the lists of unlinked inodes with the inodes that no directory has.
-fn check_unlinked(
-    check: &VolumeCheck<'_>,
-    headers: &[Option<GroupHeaders>],
-    inodes: &[GroupInodes],
-    without_links: &[AtomicU64],
-) {
-    let groups = check.groups().zip(headers).zip(inodes).zip(without_links);
-    for (((ag, headers), inodes), found) in groups {
-        let Some(headers) = headers.as_ref().filter(|_| inodes.is_whole()) else { continue };
+fn check_unlinked(check: &VolumeCheck<'_>, inodes: &[GroupInodes], without_links: &[AtomicU64]) {
+    for ((ag, inodes), found) in check.groups().zip(inodes).zip(without_links) {
+        if !inodes.is_whole() {
+            continue;
+        }
+        let Some(headers) = check.headers(ag) else { continue };
         let listed = check.check_unlinked(ag, &headers.agi, inodes);
         let found = found.load(Ordering::Relaxed);
         if listed != found {

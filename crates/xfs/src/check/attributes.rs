@@ -16,12 +16,15 @@ use crate::inode::fork::{ForkContents, LoadedFork};
 use crate::remote;
 
 impl InodePass<'_> {
-    /// Checks the attributes of an inode.
-    pub(super) fn attributes(&self, inode: &LoadedInode) {
+    /// Checks the attributes of an inode, whose fork has so many blocks.
+    pub(super) fn attributes(&self, inode: &LoadedInode, blocks: u64) {
         let Some(fork) = &inode.attributes else { return };
+        // No two values share a block.
+        let mut left = blocks;
         match &fork.contents {
             ForkContents::Local(bytes) => {
-                ShortXattrs::view(bytes).for_each(|xattr| self.attribute(inode, fork, &xattr));
+                ShortXattrs::view(bytes)
+                    .for_each(|xattr| self.attribute(inode, fork, &xattr, &mut left));
             }
             // A fork without blocks has no attributes.
             ForkContents::Extents(items) if items.is_empty() => {}
@@ -31,20 +34,33 @@ impl InodePass<'_> {
                 check.walk_hashes(&tree, FileBlock(0), &mut |buffer| {
                     let view = buffer.attributes(check.geometry());
                     if let Ok(AttributeView::Leaf(leaf)) = view {
-                        leaf.xattrs(0).for_each(|xattr| self.attribute(inode, fork, &xattr));
+                        leaf.xattrs(0)
+                            .for_each(|xattr| self.attribute(inode, fork, &xattr, &mut left));
                     }
                 });
             }
         }
     }
 
-    fn attribute(&self, inode: &LoadedInode, fork: &LoadedFork, xattr: &XfsXattr<'_>) {
+    fn attribute(
+        &self,
+        inode: &LoadedInode,
+        fork: &LoadedFork,
+        xattr: &XfsXattr<'_>,
+        left: &mut u64,
+    ) {
         let check = self.check;
         if xattr.flags.contains(XattrFlags::INCOMPLETE) {
             return;
         }
         if let XattrContent::Remote { block, len: len @ 1.. } = xattr.value {
             let kind = RemoteKind::AttrValue;
+            let blocks = RemoteKind::blocks(check.geometry(), len) as u64;
+            let Some(rest) = left.checked_sub(blocks) else {
+                let problem = "its values have more blocks than its fork";
+                return check.findings.add(Code::Attribute, inode.ino, problem);
+            };
+            *left = rest;
             let value = remote::read(check.buffers, fork, inode.ino, kind, block, len);
             if let Err(error) = value {
                 check.findings.add_error(Code::Attribute, inode.ino, &error);

@@ -30,6 +30,9 @@ pub(super) struct InodePass<'a> {
     /// For each group, the inodes that no directory has.
     pub(super) without_links: &'a [AtomicU64],
     pub(super) known: &'a KnownParts,
+    /// The blocks of directories, attributes and trees that are still to be read: no two inodes
+    /// share any, so there are at most as many as the volume has.
+    pub(super) blocks_left: AtomicU64,
 }
 
 /// What a pass could read all of.
@@ -91,6 +94,19 @@ impl InodePass<'_> {
         self.check.buffers.prefetch(geometry.place(ag, first).bytes(), len);
     }
 
+    /// Takes blocks that an inode shares with no other from those that are left. `false` when there
+    /// are not as many: then inodes share what they must not, and reading it might never end.
+    fn charge(&self, ino: Ino, blocks: u64) -> bool {
+        let take = |left: u64| left.checked_sub(blocks);
+        let taken = self.blocks_left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
+        if taken.is_err() {
+            self.forget();
+            let problem = "inodes have more blocks than the volume";
+            self.check.findings.add(Code::OwnedTwice, ino, problem);
+        }
+        taken.is_ok()
+    }
+
     /// Notes that an inode could not be read.
     fn forget(&self) {
         self.known.mappings.store(false, Ordering::Relaxed);
@@ -132,7 +148,7 @@ impl InodePass<'_> {
             check.findings.add(Code::BlockCount, ino, problem);
         }
         self.links(&inode);
-        self.contents(&inode);
+        self.contents(&inode, attributes.blocks);
     }
 
     /// Checks a fork, and adds what it maps to `runs`.
@@ -153,7 +169,8 @@ impl InodePass<'_> {
                     self.extent(&item.get(), ino, which, is_realtime, &mut counts, runs);
                 }
             }
-            ForkContents::Btree(root) => {
+            // A tree has 1 block at least.
+            ForkContents::Btree(root) if self.charge(ino, 1) => {
                 let root = XfsTreeRoot::Fork { root, owner: ino };
                 let is_whole = self.check.walk_tree(root, &mut |at, block: &XfsBtreeBlock<'_>| {
                     counts.blocks += 1;
@@ -170,7 +187,7 @@ impl InodePass<'_> {
                     self.known.mappings.store(false, Ordering::Relaxed);
                 }
             }
-            ForkContents::Device(_) | ForkContents::Local(_) | ForkContents::RealtimeTree => {}
+            _ => {}
         }
         counts
     }
@@ -232,9 +249,14 @@ impl InodePass<'_> {
         }
     }
 
-    fn contents(&self, inode: &LoadedInode) {
+    fn contents(&self, inode: &LoadedInode, attribute_blocks: u64) {
         match inode.core.file_type() {
-            file_type::DIRECTORY => self.directory(inode),
+            file_type::DIRECTORY => {
+                let blocks = inode.core.nblocks.get().saturating_sub(attribute_blocks);
+                if self.charge(inode.ino, blocks) {
+                    self.directory(inode);
+                }
+            }
             file_type::SYMLINK => {
                 if let Err(error) = symlink::target(self.check.buffers, inode) {
                     self.check.findings.add_error(Code::SymbolicLink, inode.ino, &error);
@@ -242,7 +264,9 @@ impl InodePass<'_> {
             }
             _ => {}
         }
-        self.attributes(inode);
+        if self.charge(inode.ino, attribute_blocks) {
+            self.attributes(inode, attribute_blocks);
+        }
     }
 }
 

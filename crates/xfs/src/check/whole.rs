@@ -19,6 +19,8 @@ pub(super) struct VolumeCheck<'a> {
     /// Where the log ends; none when it cannot be read.
     pub(super) head: Option<Lsn>,
     pub(super) findings: &'a Findings,
+    /// The groups that are checked.
+    pub(super) group_count: u32,
 }
 
 impl<'a> VolumeCheck<'a> {
@@ -26,9 +28,14 @@ impl<'a> VolumeCheck<'a> {
         self.buffers.geometry()
     }
 
-    /// All groups.
+    /// The groups that are checked.
     pub(super) fn groups(&self) -> impl Iterator<Item = AgNumber> + use<> {
-        (0..self.geometry().ag_count).map(AgNumber)
+        (0..self.group_count).map(AgNumber)
+    }
+
+    /// Whether these are all groups.
+    pub(super) fn has_all_groups(&self) -> bool {
+        self.group_count == self.geometry().ag_count
     }
 
     /// Notes a finding if no record of the log can have changed the buffer last.
