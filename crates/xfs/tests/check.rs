@@ -63,7 +63,7 @@ const DAMAGES: &[DbDamage] = &[
     damage(&[Code::FutureChange], &["agf 1", "write -d lsn 0x7f0000000100"]),
     damage(&[Code::GroupHeader], &["agf 1", "write -d seqno 7"]),
     damage(&[Code::TreeBlock], &["agf 1", "addr bnoroot", "write -d owner 7"]),
-    damage(&[Code::TreeShape], &["agf 1", "addr bnoroot", "write -d rightsib 20"]),
+    damage(&[Code::TreeShape], &["inode {tree}", "addr u3.bmbt.ptrs[2]", "write -d leftsib 20"]),
     damage(&[Code::FreeTrees], &["agf 0", "addr cntroot", "write -d recs[1].blockcount 1"]),
     damage(&[Code::FreeCounter], &["agf 0", "write -d btreeblks 99"]),
     damage(&[Code::FreeList], &["agf 1", "write -d flcount 3"]),
@@ -152,7 +152,8 @@ fn each_damage_has_its_finding() {
     let disk = filled.disk.copy();
     patch(&disk, log_start(&disk), &[0xff; 4096]);
     assert_finds(&disk, &[Code::Log], "log");
-    let root = filled.disk.field(&["agf 0"], "bnoroot") * 4096;
+    let blocks = filled.disk.field(&["sb 0"], "agblocks");
+    let root = (blocks + filled.disk.field(&["agf 1"], "bnoroot")) * 4096;
     let failing: Arc<dyn BlockDevice> =
         Arc::new(FailingAt { inner: filled.disk.device(), at: root });
     assert!(codes(&check(&failing)).contains(&Code::NotRead));
