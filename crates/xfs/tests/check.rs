@@ -26,8 +26,8 @@ use rustix::fs::{XattrFlags, lsetxattr};
 const FILES: [&str; 9] = ["a", "b", "tree", "block", "leaf", "node", "short", "link", "value"];
 
 fn fill(root: &Path) {
-    write(&root.join("a"), &[b'a'; 20_000]);
-    write(&root.join("b"), &[b'b'; 20_000]);
+    write(&root.join("a"), &vec![b'a'; 20_000]);
+    write(&root.join("b"), &vec![b'b'; 20_000]);
     let names = ["a", "c"].map(|name| root.join(name).display().to_string());
     run("cp", &["--reflink=always", &names[0], &names[1]]);
     let tree = File::create(root.join("tree")).unwrap();

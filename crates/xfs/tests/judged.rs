@@ -21,7 +21,8 @@ fn share(number: usize) {
         outcome.assert_same(kind.names_at_least);
         let checked = check_xfs(&filled.disk.device(), &XfsOptions::default()).unwrap();
         assert!(checked.findings.is_empty(), "{}: {:#?}", kind.name, checked.findings);
-        assert!(checked.inodes >= kind.names_at_least / 2, "{} inodes", checked.inodes);
+        let counted = |name| filled.disk.field(&["sb 0"], name);
+        assert_eq!(checked.inodes, counted("icount") - counted("ifree"), "{}", kind.name);
     }
 }
 

@@ -9,7 +9,7 @@ use offshoot_xfs_format::record::{
     CHUNK_INODES, XfsFreeExtent, XfsInodeChunk, XfsOwner, XfsReverseMap, XfsSharedExtent,
     XfsTreeRecord,
 };
-use offshoot_xfs_format::{AgBlock, AgNumber, XfsGeometry};
+use offshoot_xfs_format::{AgBlock, AgNumber, U32, XfsGeometry};
 
 use super::finding::XfsFindingCode as Code;
 use super::space::{OwnedRun, SharedRun};
@@ -84,12 +84,14 @@ impl VolumeCheck<'_> {
         let read = |role, offset| {
             group::header(self.buffers, role, offset).inspect(|buffer| self.note_lsn(buffer))
         };
-        let agf_sector = read(BufferRole::FreeSpace(ag), Agf::offset(geometry, ag))?;
-        let agi_sector = read(BufferRole::Inodes(ag), Agi::offset(geometry, ag))?;
+        let space_sector = read(BufferRole::FreeSpace(ag), Agf::offset(geometry, ag))?;
+        let inode_sector = read(BufferRole::Inodes(ag), Agi::offset(geometry, ag))?;
         let list_sector = read(BufferRole::FreeList(ag), Agfl::offset(geometry, ag))?;
-        let agf = *Agf::view(agf_sector.bytes()).map_err(|problem| agf_sector.damaged(problem))?;
-        let agi = *Agi::view(agi_sector.bytes()).map_err(|problem| agi_sector.damaged(problem))?;
-        for (buffer, length) in [(&agf_sector, agf.length), (&agi_sector, agi.length)] {
+        let agf =
+            *Agf::view(space_sector.bytes()).map_err(|problem| space_sector.damaged(problem))?;
+        let agi =
+            *Agi::view(inode_sector.bytes()).map_err(|problem| inode_sector.damaged(problem))?;
+        for (buffer, length) in [(&space_sector, agf.length), (&inode_sector, agi.length)] {
             if length.get() != geometry.ag_len(ag) {
                 let problem = format!("{length} blocks, not {}", geometry.ag_len(ag));
                 return Err(buffer.damaged(Malformed::new(Structure::GroupFreeSpace, problem)));
@@ -230,8 +232,8 @@ impl VolumeCheck<'_> {
         counts: &mut GroupCounts,
     ) -> GroupSpace {
         let agf = &headers.agf;
-        let [by_block, by_size, reverse] = agf.roots.map(|root| root.get());
-        let [block_levels, size_levels, reverse_levels] = agf.levels.map(|levels| levels.get());
+        let [by_block, by_size, reverse] = agf.roots.map(U32::get);
+        let [block_levels, size_levels, reverse_levels] = agf.levels.map(U32::get);
         let by_block =
             self.records::<XfsFreeExtent>(ag, XfsTree::FreeByBlock, (by_block, block_levels));
         let by_size =
@@ -380,8 +382,8 @@ impl GroupInodes {
     }
 }
 
-fn push_blocks(owned: &mut Vec<OwnedRun>, blocks: &[u32], owner: XfsOwner) {
-    owned.extend(blocks.iter().map(|block| OwnedRun::of(owner, *block, 1)));
+fn push_blocks(to: &mut Vec<OwnedRun>, blocks: &[u32], owner: XfsOwner) {
+    to.extend(blocks.iter().map(|block| OwnedRun::of(owner, *block, 1)));
 }
 
 impl GroupCounts {

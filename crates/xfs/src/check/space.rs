@@ -126,7 +126,6 @@ fn differences<R: Ord + Copy>(one: &[R], other: &[R], differs: &mut dyn FnMut(&R
     let (mut one, mut other) = (one.iter().peekable(), other.iter().peekable());
     loop {
         match (one.peek(), other.peek()) {
-            (None, None) => return,
             (Some(a), Some(b)) if a == b => {
                 one.next();
                 other.next();
@@ -139,7 +138,7 @@ fn differences<R: Ord + Copy>(one: &[R], other: &[R], differs: &mut dyn FnMut(&R
                 differs(b, false);
                 other.next();
             }
-            (Some(_), None) => return,
+            (_, None) => return,
         }
     }
 }
@@ -184,16 +183,13 @@ impl SpaceGather {
 
     /// Forgets the last group. `false` when only one is left.
     fn forget_last(&self) -> bool {
-        let last = self.end().saturating_sub(1);
-        if last <= self.first {
-            return false;
-        }
-        let Some(list) = self.list(last) else { return false };
-        let mut list = list.lock();
-        let (old, new) = (last + 1, last);
-        if self.end.compare_exchange(old, new, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
-            self.count.fetch_sub(list.len(), Ordering::Relaxed);
-            *list = Vec::new();
+        let end = self.end();
+        let ag = end.saturating_sub(1);
+        let Some(list) = self.list(ag).filter(|_| ag > self.first) else { return false };
+        let mut runs = list.lock();
+        if self.end.compare_exchange(end, ag, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+            self.count.fetch_sub(runs.len(), Ordering::Relaxed);
+            *runs = Vec::new();
         }
         true
     }
