@@ -24,7 +24,7 @@ fn small_budgets_find_the_same_in_more_passes() {
     let filled = XfsRecipe::new(XfsVolumeKind::named("today")).fill(fill).make(&judges);
     let budgets = [(usize::MAX, usize::MAX, 1..2), (0, usize::MAX, 4..5), (usize::MAX, 0, 4..5)]
         .into_iter()
-        .chain([(10_000, 900, 2..4)]);
+        .chain([(10_000, 400, 2..5)]);
     let check = |inodes, runs| {
         check_within(&filled.disk.device(), &XfsOptions::default(), PassBudget { inodes, runs })
             .unwrap()
