@@ -16,12 +16,10 @@ pub(super) fn run(
     out: &mut dyn Write,
     console: &Arc<Console>,
 ) -> Result {
-    match xfs_on(&arguments.volume, console)? {
-        Some(device) => xfs::check::run(&device, arguments, out, console),
-        None => {
-            let what = "a check of a btrfs volume: that is for XFS so far; scrub -r verifies every \
-                        copy of everything in it";
-            Err(Error::unsupported(Code::NotInFormat, what).into())
-        }
-    }
+    let Some(device) = xfs_on(&arguments.volume, console)? else {
+        let what = "a check of a btrfs volume: that is for XFS so far; scrub -r verifies every copy \
+                    of everything in it";
+        return Err(Error::unsupported(Code::NotInFormat, what).into());
+    };
+    xfs::check::run(&device, arguments, out, console)
 }
