@@ -41,8 +41,9 @@ pub(crate) fn benchmark(args: &[String]) -> Option<Result> {
     Some(all(&sides))
 }
 
-/// Mounts "$1", which has the format "$3", at "$2", and runs the rest there. Direct I/O avoids the second cache of a buffered
-/// loop device. At the end, also after a failure, it unmounts and detaches.
+/// Mounts "$1", which has the format "$3", at "$2", and runs the rest there. Direct I/O avoids the
+/// second cache of a buffered loop device. At the end, also after a failure, it unmounts and
+/// detaches.
 const WITH_MOUNT: &str = r#"
 set -eu
 image=$1 mnt=$2 format=$3; shift 3

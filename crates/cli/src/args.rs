@@ -280,7 +280,7 @@ pub(crate) enum Verb {
     /// Show and set properties of btrfs
     #[command(subcommand, subcommand_value_name = "VERB", subcommand_help_heading = "Verbs")]
     Property(PropertyVerb),
-    /// Make a btrfs volume
+    /// Make a volume of btrfs or XFS
     #[command(after_help = MKFS_HELP)]
     Mkfs(MkfsArguments),
     /// Mount a volume, or list what is mounted

@@ -335,7 +335,7 @@ fn remount(mounting: &Mounting<'_>, wanted: &MountCommandOptions, console: &Cons
         }
         if is_opened_to_be_read && !wanted.is_read_only {
             let dir = dir.display();
-            let what = format!("{dir}: mounted to be read only; to write, unmount it and mount it");
+            let what = format!("{dir}: mounted to be read only; to write, unmount it and mount it with rw");
             return Err(VerbFailure::Refused(what));
         }
     }

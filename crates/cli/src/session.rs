@@ -231,13 +231,11 @@ impl OpenDevices {
         opening: &mut Opening,
         console: &Console,
     ) -> Result<Self> {
-        let name = disk.device.name().to_owned();
         let format = VolumeFormat::on(&*disk.device);
-        let format = format.map_err(|error| VerbFailure::Host(name.clone(), error))?;
         if format == VolumeFormat::Xfs
             && let Some(refusal) = refusal_of_xfs(arguments, opening)
         {
-            return Err(VerbFailure::Inside(name.into(), refusal));
+            return Err(VerbFailure::Inside(disk.device.name().into(), refusal));
         }
         let mut disks = vec![disk];
         let layers = arguments.layers.of_further_device();

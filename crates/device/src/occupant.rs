@@ -1,13 +1,13 @@
 //! Recognises the contents of a device that is in use.
 //!
-//! Without `force`, a program that makes volumes refuses a device with the signature of something that people keep. The
-//! table has what is found on disks and images today: filesystems, volume managers, encryption,
-//! swap, partition tables. Like every such table it is no guarantee.
+//! Without `force`, a program that makes volumes refuses a device with the signature of something
+//! that people keep. The table has what is found on disks and images today: filesystems, volume
+//! managers, encryption, swap, partition tables. Like every such table it is no guarantee.
 //!
 //! Some signatures are two bytes long, and text or a program may have them by chance. A program
-//! that makes volumes refuses these too, because users can force it. A program that copies a plain file over another
-//! one asks for [`Occupant::is_certain`]: then the fields beside the signature also have values
-//! that such a filesystem has.
+//! that makes volumes refuses these too, because users can force it. A program that copies a plain
+//! file over another one asks for [`Occupant::is_certain`]: then the fields beside the signature
+//! also have values that such a filesystem has.
 
 use std::io;
 use std::ops::Range;
@@ -55,9 +55,11 @@ const MINIX_3_AT: u64 = SUPERBLOCK_AT + 24;
 /// others. Copies of a btrfs superblock may survive after another filesystem is made, so they come
 /// last.
 const SIGNATURES: [Signature; 44] = [
+    // A file of an XFS volume may lie where btrfs has its superblock. The first sector of a btrfs
+    // volume never begins so: programs that make one clear it.
+    signature("XFS", 0, b"XFSB"),
     signature("btrfs", BTRFS_SUPERBLOCKS[0] + BTRFS_MAGIC_AT, &BTRFS_MAGIC),
     signature(EXT, 1024 + 56, &[0x53, 0xef]),
-    signature("XFS", 0, b"XFSB"),
     signature("F2FS", 1024, &[0x10, 0x20, 0xf5, 0xf2]),
     signature("bcache or bcachefs", 4096 + 24, &[0xc6, 0x85, 0x73, 0xf6]),
     signature("EROFS", 1024, &[0xe2, 0xe1, 0xf5, 0xe0]),
@@ -267,5 +269,15 @@ mod tests {
         bytes[1080..1082].copy_from_slice(&[0x53, 0xef]);
         bytes[..6].copy_from_slice(b"LUKS\xba\xbe");
         assert_eq!(found(&bytes), Some(Occupant { what: "LUKS", is_certain: true }));
+    }
+
+    /// A file of an XFS volume may hold a whole btrfs volume, and lie where that is looked for.
+    #[test]
+    fn a_file_of_an_xfs_volume_does_not_make_it_btrfs() {
+        let mut bytes = vec![0; 70_000];
+        bytes[65_600..65_608].copy_from_slice(&BTRFS_MAGIC);
+        assert_eq!(found(&bytes), Some(Occupant { what: "btrfs", is_certain: true }));
+        bytes[..4].copy_from_slice(b"XFSB");
+        assert_eq!(found(&bytes), Some(Occupant { what: "XFS", is_certain: true }));
     }
 }

@@ -8,7 +8,7 @@
 //!
 //! ```text
 //!            takes a long request and leaves no thread at the device
-//!            none is there at a tick, and some are stuck                   ┌───────────┐
+//!            none is there for some ticks                                  ┌───────────┐
 //!   ┌─────────┐  no idle thread: a new one starts  ┌─────────────────┐ <──  │ parked    │
 //!   │ started │ ─────────────────────────────────> │ at the device   │      │ or ended, │
 //!   └─────────┘                                    │ or answers      │ ──>  │ if enough │
@@ -18,18 +18,23 @@
 //!
 //! A thread that takes a request that may wait for the disk calls another at once. Most other
 //! requests take some 10 us, less than a call, but each may wait for the disk or for space. So a
-//! guard counts for a [`TICK`] the threads that come back to the device. If none is there in the
-//! end, and fewer came back than may wait there, the others are stuck, and the guard calls one
-//! more. Threads that answer short requests all come back, and more of them would only wake each
-//! other. The guard sleeps while no thread takes the last place at the device.
+//! guard looks once in a [`TICK`] whether a thread is at the device, and calls one more when none
+//! was there at [`SHORT_TICKS`] in a row. Threads that answer short requests are soon back, and
+//! more of them would only wake each other. The guard sleeps while no thread takes the last place
+//! at the device.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
-/// How long requests may wait while all threads answer others.
+/// The time between two looks of the guard.
 pub(crate) const TICK: Duration = Duration::from_millis(1);
+
+/// At how many looks in a row no thread is at the device before the guard calls one. Two threads
+/// that answer short requests half of the time are both away at one look in four, and at all of
+/// these looks once in 65,000.
+pub(crate) const SHORT_TICKS: u32 = 8;
 
 /// Threads that are parked, and the sleep of the guard.
 pub(crate) struct IdleThreads {
@@ -40,8 +45,6 @@ pub(crate) struct IdleThreads {
     /// A thread left no other at the device since the guard looked.
     is_short: AtomicBool,
     guard_sleeps: AtomicBool,
-    /// The threads that came back to the device in this tick, a bit for each.
-    came_back: AtomicU64,
 }
 
 #[derive(Default)]
@@ -63,7 +66,6 @@ impl IdleThreads {
             guard_called: Condvar::new(),
             is_short: AtomicBool::new(false),
             guard_sleeps: AtomicBool::new(false),
-            came_back: AtomicU64::new(0),
         }
     }
 
@@ -104,34 +106,22 @@ impl IdleThreads {
         }
     }
 
-    /// Notes that the thread with this number is back at the device. Two threads whose numbers
-    /// differ by 64 count as one, so that the guard may call one too many.
-    pub(crate) fn note_return(&self, thread: usize) {
-        let bit = 1 << (thread % 64);
-        if self.came_back.load(Ordering::Relaxed) & bit == 0 {
-            self.came_back.fetch_or(bit, Ordering::Relaxed);
-        }
-    }
-
-    /// The guard waits until no thread may have been at the device, and for a [`TICK`] from then
-    /// on. Returns how many threads came back to the device in that time; `None` if the mount has
-    /// ended.
-    pub(crate) fn wait_until_short(&self) -> Option<usize> {
+    /// The guard waits until no thread may have been at the device for a [`TICK`]. Returns `false`
+    /// if the mount has ended.
+    pub(crate) fn wait_until_short(&self) -> bool {
         let mut state = self.state.lock();
         self.guard_sleeps.store(true, Ordering::SeqCst);
         while !self.is_short.load(Ordering::SeqCst) && !state.has_ended {
             self.guard_called.wait(&mut state);
         }
         self.guard_sleeps.store(false, Ordering::SeqCst);
-        self.came_back.store(0, Ordering::Relaxed);
         if !state.has_ended {
             self.guard_called.wait_for(&mut state, TICK);
         }
         // A note that comes later is seen at the next call: the caller looks at the number of
         // waiting threads after this.
         self.is_short.swap(false, Ordering::SeqCst);
-        let came_back = self.came_back.load(Ordering::Relaxed).count_ones() as usize;
-        (!state.has_ended).then_some(came_back)
+        !state.has_ended
     }
 
     /// Ends all parked threads and the guard.
@@ -171,18 +161,7 @@ mod tests {
         idle.end();
         let called = parked.into_iter().filter_map(|parked| parked.join().ok());
         assert_eq!(called.filter(|is_called| *is_called).count(), 1);
-        assert!(!idle.park() && !idle.call(), "the mount has ended");
-        assert_eq!(idle.wait_until_short(), None);
-    }
-
-    /// Each thread that came back counts once.
-    #[test]
-    fn threads_that_came_back_count_once() {
-        let idle = IdleThreads::new(0);
-        for thread in [1, 2, 1, 65] {
-            idle.note_return(thread);
-        }
-        assert_eq!(idle.came_back.load(Ordering::Relaxed), 0b110);
+        assert!(!idle.park() && !idle.call() && !idle.wait_until_short(), "the mount has ended");
     }
 
     /// The guard misses no note, whether it sleeps or not.
@@ -190,7 +169,7 @@ mod tests {
     fn the_guard_misses_no_note() {
         let idle = Arc::new(IdleThreads::new(0));
         let noting = idle.clone();
-        let guard = thread::spawn(move || (0..20).all(|_| idle.wait_until_short().is_some()));
+        let guard = thread::spawn(move || (0..20).all(|_| idle.wait_until_short()));
         while !guard.is_finished() {
             noting.note_short();
             thread::sleep(TICK / 4);

@@ -38,7 +38,7 @@ use crate::caches::KernelCaches;
 use crate::cpus;
 use crate::device::{self, DeviceChannel, DeviceEvent};
 use crate::dispatch::{Answer, Dispatcher};
-use crate::idle::IdleThreads;
+use crate::idle::{IdleThreads, SHORT_TICKS};
 use crate::look::SharedLook;
 use crate::mount::{Mounter, Unmount};
 use crate::options::{ServeOptions, Transport};
@@ -105,8 +105,6 @@ struct Pool {
     /// in turns.
     ways: Vec<Arc<OwnedFd>>,
     next_way: AtomicUsize,
-    /// How many threads of `/dev/fuse` were started, which numbers them.
-    started: AtomicUsize,
     look: Option<SharedLook>,
     mounter: Arc<dyn Mounter>,
     /// The number of threads of `/dev/fuse` that are not parked; `waiting` of them wait for a
@@ -143,7 +141,6 @@ impl Server {
         let pool = Arc::new(Pool {
             ways: (0..waiting).map(|_| device::another(&device)).collect(),
             next_way: AtomicUsize::new(0),
-            started: AtomicUsize::new(0),
             look: SharedLook::new(&device),
             dispatcher: Dispatcher::new(fs, options, device.clone()),
             device,
@@ -357,18 +354,20 @@ impl Pool {
         }
     }
 
-    /// Gets one more thread to the device whenever none waits there and some are stuck.
+    /// Gets one more thread to the device whenever none waits there at several looks in a row.
     fn guard(self: &Arc<Self>, errors: &Sender<io::Error>) {
-        while let Some(came_back) = self.idle.wait_until_short() {
+        let mut short_ticks = 0;
+        while self.idle.wait_until_short() {
             if self.waiting.load(Ordering::Relaxed) > 0 {
+                short_ticks = 0;
                 continue;
             }
-            if came_back < self.ways.len() {
+            short_ticks += 1;
+            if short_ticks >= SHORT_TICKS {
                 self.add(errors);
-            } else {
-                // They may be stuck since they came back.
-                self.idle.note_short();
             }
+            // Threads that are stuck leave no note.
+            self.idle.note_short();
         }
     }
 
@@ -414,9 +413,7 @@ impl Pool {
         mut channel: DeviceChannel,
         errors: &Sender<io::Error>,
     ) -> io::Result<()> {
-        let number = self.started.fetch_add(1, Ordering::Relaxed);
         loop {
-            self.idle.note_return(number);
             self.waiting.fetch_add(1, Ordering::Relaxed);
             let received = self.receive(&mut channel);
             let is_last = self.waiting.fetch_sub(1, Ordering::Relaxed) == 1;

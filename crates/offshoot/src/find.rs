@@ -38,12 +38,11 @@ impl KnownFormat {
         }
     }
 
-    /// The format of the volume on `device`. Without a signature it is btrfs: that engine may find
-    /// more, and otherwise says what it misses.
-    pub(crate) fn on(device: &dyn BlockDevice) -> Result<Self> {
+    /// The format of the volume on `device`. Without a signature, or if it cannot be read, it is
+    /// btrfs: that engine may find copies, and otherwise says what it misses.
+    pub(crate) fn on(device: &dyn BlockDevice) -> Self {
         let found = occupant_at(device, 0, device.size_bytes());
-        let found = found.map_err(|error| Error::io(device.name(), error))?;
-        Ok(found.and_then(Self::of).unwrap_or(Self::Btrfs))
+        found.ok().flatten().and_then(Self::of).unwrap_or(Self::Btrfs)
     }
 }
 

@@ -1,5 +1,5 @@
-//! Reads, makes and edits btrfs volumes, and reads XFS volumes, in images and on disks, without root
-//! and without the kernel.
+//! Reads, makes and edits btrfs volumes, and reads XFS volumes, in images and on disks, without
+//! root and without the kernel.
 //!
 //! ```
 //! use offshoot::{CreateOptions, OpenOptions, Result, Volume};

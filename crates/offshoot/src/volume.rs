@@ -99,7 +99,7 @@ impl Volume {
     }
 
     pub(crate) fn over(devices: Vec<Arc<dyn BlockDevice>>, options: &OpenOptions) -> Result<Self> {
-        let format = devices.first().map(|device| KnownFormat::on(&**device)).transpose()?;
+        let format = devices.first().map(|device| KnownFormat::on(&**device));
         let files = if format == Some(KnownFormat::Xfs) {
             VolumeFiles::Xfs(open_xfs(devices, options)?)
         } else {

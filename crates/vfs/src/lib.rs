@@ -1,8 +1,9 @@
 //! What a filesystem is to its callers.
 //!
 //! An engine implements [`FileSystem`], [`FileSystemMut`] if it writes ([`ReadOnlyFiles`] stands in
-//! for it otherwise), and [`Volume`] for what is about no file; the command line, the mount and the tests call it and know nothing of the format
-//! behind it. Three rules hold for every implementation:
+//! for it otherwise), and [`Volume`] for what is about no file; the command line, the mount and the
+//! tests call it and know nothing of the format behind it. Three rules hold for every
+//! implementation:
 //!
 //! 1. All methods may be called from many threads at once.
 //! 2. Names, link targets and extended attributes are bytes. A name is 1 to 255

@@ -246,6 +246,8 @@ fn hostile_items_are_refused_and_32_bit_ones_are_read() {
     assert!(problem(&[&buffer(1, 1, 0), &data]).contains("behind its map"));
     assert!(problem(&[&buffer(1, 2, 3), &data]).contains("a map of 2 words in 4 bytes"));
     assert!(problem(&[&buffer(1, 1, 3), &data, &data]).contains("2 regions expected, 3 found"));
+    assert_eq!(problem(&[&buffer(128, 1, 3), &data]), "none");
+    assert!(problem(&[&buffer(129, 1, 3), &data]).contains("a buffer of 129 blocks at 8"));
     let mut far = buffer(1, 1, 3);
     far[15] = 0x80;
     assert!(problem(&[&far, &data]).contains("a buffer of 1 blocks at"));
@@ -264,7 +266,13 @@ fn hostile_items_are_refused_and_32_bit_ones_are_read() {
     assert!(problem(&[&count]).contains("4294967295 records in 24 bytes"));
     let mut first = true;
     each_item(&mut |item| {
-        if let (XfsLogItem::Inode(_), true) = (item, std::mem::take(&mut first)) {
+        if let (XfsLogItem::Inode(inode), true) = (item, std::mem::take(&mut first)) {
+            // The first inode of the log's first block.
+            let ino = Ino(geometry().log_start.0 << 3);
+            let place = BasicBlock(log);
+            let in_log = XfsInodeItem { ino, place, offset: 0, ..*inode };
+            let problem_in_log = XfsLogItem::Inode(in_log).check(&geometry()).expect_err("in it");
+            assert!(problem_in_log.problem.contains("1 blocks from 7 of group 2"));
             let regions = regions_of(item);
             let short = [&regions[0][..12], &regions[0][16..]].concat();
             let mut regions: Vec<_> = regions.iter().map(Vec::as_slice).collect();
@@ -386,6 +394,21 @@ fn written_ring(ring: XfsLogRing, head: Lsn) -> Vec<u8> {
         block[..4].copy_from_slice(&cycle.to_be_bytes());
     }
     log
+}
+
+#[test]
+fn a_log_whose_first_block_alone_is_zero_is_damaged() {
+    let ring = XfsLogRing::new(1024).expect("a ring");
+    let zeroed = vec![0; ring.blocks() as usize * 512];
+    assert_eq!(read_log(&zeroed, ring).expect("it is empty").len(), 0);
+    let mut first = written_ring(ring, Lsn::new(3, 100));
+    first[..512].fill(0);
+    let mut last = zeroed.clone();
+    last[1023 * 512 + 3] = 1;
+    for (log, block) in [(first, 1), (last, 1023)] {
+        let problem = read_log(&log, ring).expect_err("it is damaged").problem;
+        assert!(problem.contains(&format!("block {block} is not zero")), "{problem}");
+    }
 }
 
 #[test]

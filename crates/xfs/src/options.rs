@@ -11,9 +11,9 @@ pub struct XfsOptions {
     /// The size of the cache of metadata blocks, in bytes. The volume may take a quarter as much
     /// again for inodes, and a quarter for what it knows of the directories in directories.
     pub cache_bytes: u64,
-    /// The most memory that the replay of a log may take for blocks that are changed in memory, when
-    /// the volume is read, and as much again for what it knows of the log. A log that needs more is
-    /// not replayed.
+    /// The most memory that the replay of a log may take for blocks that are changed in memory,
+    /// when the volume is read, and as much again for what it knows of the log. A log that needs
+    /// more is not replayed.
     pub replay_bytes: u64,
     /// The callback that gets an [`XfsReport`](crate::XfsReport) of each problem that did not fail
     /// a call.

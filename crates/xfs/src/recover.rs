@@ -15,9 +15,9 @@
 //!
 //! Pending work needs transactions. A reader sees the state before it, with a report.
 //!
-//! `replay` keeps blocks until the LSN changes; `buffer` and `inode` apply items; `verify` knows the
-//! types of blocks; `pieces` completes directory blocks of several extents; `log` reads and writes
-//! the ring; `cancel` and `pending` are what a survey learns.
+//! `replay` keeps blocks until the LSN changes; `buffer` and `inode` apply items; `verify` knows
+//! the types of blocks; `pieces` completes directory blocks of several extents; `log` reads and
+//! writes the ring; `cancel` and `pending` are what a survey learns.
 
 mod buffer;
 mod cancel;
@@ -109,6 +109,7 @@ fn in_memory_of(
     log: &VolumeLog,
     options: &XfsOptions,
 ) -> Result<VolumeInMemory> {
+    require_whole(&**device, &superblock.geometry)?;
     let LogSurvey { cancels, intents } = survey::survey(superblock, log, options.replay_bytes)?;
     let budget = MemoryBudget::new(options.replay_bytes);
     let memory: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::over_within(device.clone(), &budget));
@@ -116,6 +117,27 @@ fn in_memory_of(
     let mut pending = intents.pending().map_err(malformed)?;
     pending::add_groups(&mut pending, &XfsBuffers::new(memory.clone(), geometry, CACHE_BYTES))?;
     Ok(VolumeInMemory { device: memory, cancels, first_intent: intents.first(), pending })
+}
+
+/// Fails when the device is shorter than the volume: the groups behind its end cannot be read.
+fn require_whole(device: &dyn BlockDevice, geometry: &XfsGeometry) -> Result<()> {
+    let (size, expected) = (device.size_bytes(), geometry.blocks << geometry.block_log);
+    if size >= expected {
+        return Ok(());
+    }
+    let what = format!(
+        "replaying the log of a volume of {expected} bytes on {}, which has {size}: open it with \
+         the log ignored",
+        device.name()
+    );
+    Err(Error::unsupported(Code::LogNotReplayed, what))
+}
+
+/// Fails when the volume has a feature with which we do not write it.
+pub(crate) fn require_recoverable(superblock: &XfsSuperblock) -> Result<()> {
+    let Some(obstacle) = superblock.fields.obstacles().into_iter().next() else { return Ok(()) };
+    let what = format!("recovering XFS with {obstacle} to disk: {NEXT_STEP}");
+    Err(Error::unsupported(Code::LogNotReplayed, what))
 }
 
 /// Replays the log onto `device`, and empties it.
@@ -126,12 +148,16 @@ pub(crate) fn to_disk(
     options: &XfsOptions,
 ) -> Result<XfsRecovery> {
     let quiet = XfsOptions { reporter: None, ..options.clone() };
-    let VolumeInMemory { cancels, first_intent, pending, .. } =
+    let VolumeInMemory { device: memory, cancels, first_intent, pending } =
         in_memory_of(device, superblock, log, &quiet)?;
+    // The log may have turned on what we do not write.
+    require_recoverable(&finish::first_superblock(&memory)?.1)?;
     if !pending.is_empty() {
         return Err(in_log(first_intent.unwrap_or(log.ends.head), not_finished(&pending)));
     }
     let unmount = UnmountRecord::new(log, superblock)?;
+    finish::count(&memory)?;
+    drop(memory);
     let (_, counts) = replay(device, superblock, log, cancels, options)?;
     log.flush()?;
     finish::count(device)?;

@@ -85,9 +85,11 @@ pub struct XfsPending {
     pub exchanges: u64,
     /// Lists of inodes that no directory has, and whose space is not free yet.
     pub unlinked_lists: u64,
-    /// Groups with a damaged or unreadable header or tree, so that their lists and extents are not known.
+    /// Groups with a damaged or unreadable header or tree, so that their lists and extents are not
+    /// known.
     pub damaged_groups: u64,
-    /// Extents that are staged for copy on write and belong to no file. Their space is not free yet.
+    /// Extents that are staged for copy on write and belong to no file. Their space is not free
+    /// yet.
     pub staged_extents: u64,
     /// The inode numbers of the first thousand files whose contents or attributes are wrong until
     /// intents to change mappings, attributes and contents are done.

@@ -92,7 +92,8 @@ pub(crate) fn open(device: Arc<dyn BlockDevice>, options: &XfsOptions) -> Result
     if log.ends.is_clean {
         let state = Some(&log.ends).filter(|_| is_first).and_then(|ends| state(&superblock, ends));
         let state = state.unwrap_or_else(state_of_opening);
-        return Ok(over(device, superblock, is_first, state_of_log, state));
+        let are_counters_right = is_first && !options.is_log_ignored;
+        return Ok(over(device, superblock, are_counters_right, state_of_log, state));
     }
     let device = recover::in_memory(&device, &superblock, &log, options)?;
     // The log may have changed the superblock. A damaged one was reported above.
@@ -117,10 +118,7 @@ pub(crate) fn recover(
         let problem = format!("that of group 0 is damaged: {NEXT_STEP}");
         return Err(Error::corrupt(Structure::Superblock, problem));
     }
-    if let Some(obstacle) = superblock.fields.obstacles().first() {
-        let what = format!("recovering XFS with {obstacle} to disk: {NEXT_STEP}");
-        return Err(Error::unsupported(Code::LogNotReplayed, what));
-    }
+    recover::require_recoverable(&superblock)?;
     recover::to_disk(device, &superblock, &log, options).map(Some)
 }
 

@@ -119,8 +119,8 @@ pub(super) fn remove_stale_checksums(
     if are_there { remove_checksums_beside_writers(handle, logical, len) } else { Ok(()) }
 }
 
-/// The length of the beginning of `len` bytes from `logical` on whose stale checksums are all in one
-/// leaf. A step that reserves for one leaf of checksums can remove these.
+/// The length of the beginning of `len` bytes from `logical` on whose stale checksums are all in
+/// one leaf. A step that reserves for one leaf of checksums can remove these.
 pub(crate) fn until_next_leaf_of_stale(volume: &Base, logical: Logical, len: u64) -> Result<u64> {
     let Some(root) = volume.csum_tree() else { return Ok(len) };
     let _whole = volume.live_part().map(|live| live.checksums.read());

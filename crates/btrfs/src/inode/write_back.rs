@@ -228,13 +228,16 @@ pub(super) fn limit(volume: &Rooms) -> Result<()> {
 /// and also the data space of a file that becomes inline. So no thread has to wait for them. The
 /// thread of the volume does the same for files that are no longer written.
 ///
-/// Small files that were made just before go first. In the order of their inodes new items fill
-/// each leaf; items of an inode below others that are stored already leave two leaves half full.
+/// Small files that were made just before a small one go first. In the order of their inodes new
+/// items fill each leaf; items of an inode below others that are stored already leave two leaves
+/// half full.
 pub(super) fn keep_room(volume: &Rooms, file: FileId) -> Result<()> {
     let space = &volume.live()?.space;
-    let has_little_data = || is_small(volume, file) && space.has_little_data(0);
-    if !space.is_roomy() && (space.is_tight() || has_little_data()) {
-        store_idle(volume, &small_before(volume, file), || true)?;
+    let is_short = || space.is_tight() || is_small(volume, file) && space.has_little_data(0);
+    if !space.is_roomy() && is_short() {
+        if is_small(volume, file) {
+            store_idle(volume, &small_before(volume, file), is_short)?;
+        }
         write_back(volume, file, Patience::Tries)?;
     }
     if space.is_tight() {

@@ -36,11 +36,11 @@ impl VolumeFormat {
         Self::ALL.into_iter().find(|format| format.name() == signature)
     }
 
-    /// The format of the volume on `device`. Without a signature it is btrfs: that engine may find
-    /// more, and otherwise its error says what is missing.
-    pub(crate) fn on(device: &dyn BlockDevice) -> io::Result<Self> {
-        let found = occupant_at(device, 0, device.size_bytes())?;
-        Ok(found.and_then(Self::of).unwrap_or(Self::Btrfs))
+    /// The format of the volume on `device`. Without a signature, or if it cannot be read, it is
+    /// btrfs: that engine may find copies, and otherwise its error says what is missing.
+    pub(crate) fn on(device: &dyn BlockDevice) -> Self {
+        let found = occupant_at(device, 0, device.size_bytes());
+        found.ok().flatten().and_then(Self::of).unwrap_or(Self::Btrfs)
     }
 
     /// The label of the volume that begins at `start`; empty when its first superblock is damaged.

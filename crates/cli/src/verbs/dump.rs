@@ -46,8 +46,7 @@ pub(super) fn xfs_on(
 ) -> Result<Option<Arc<dyn BlockDevice>>> {
     let disk = MemberDisk::open(&arguments.volume, Access::Read, &arguments.open.layers, false)?;
     let name = disk.device.name();
-    let format = VolumeFormat::on(&*disk.device);
-    if format.map_err(|error| VerbFailure::Host(name.to_owned(), error))? == VolumeFormat::Btrfs {
+    if VolumeFormat::on(&*disk.device) == VolumeFormat::Btrfs {
         return Ok(None);
     }
     if !arguments.open.devices.is_empty() {

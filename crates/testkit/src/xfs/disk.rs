@@ -61,8 +61,8 @@ impl XfsDisk {
         Self { images: self.images.copy(), progs: self.progs.clone() }
     }
 
-    /// Copies the image as it is at one moment, also while it is written: as a power cut would leave
-    /// it. `None` where the host does not share blocks of files.
+    /// Copies the image as it is at one moment, also while it is written: as a power cut would
+    /// leave it. `None` where the host does not share blocks of files.
     #[must_use]
     pub fn copy_at_once(&self) -> Option<Self> {
         Some(Self { images: self.images.copy_at_once()?, progs: self.progs.clone() })

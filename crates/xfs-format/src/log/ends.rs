@@ -20,6 +20,9 @@ pub const IN_FLIGHT_RECORDS: u32 = 8;
 /// The blocks that a search reads at once.
 const STRIDE: u32 = 64;
 
+/// The blocks that show whether a log was zeroed, roundly.
+const MOST_SAMPLES: u32 = 256;
+
 /// The valid part of the ring.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct XfsLogEnds {
@@ -110,6 +113,7 @@ pub fn find<L: ReadLog>(ring: XfsLogRing, uuid: Uuid, log: &mut L) -> Result<Xfs
         XfsLogEnds { head, tail: head, is_clean: true, last, is_torn }
     };
     if head == XfsLogRing::NEVER_WRITTEN {
+        search.prove_zeroed()?;
         return Ok(clean(head, None));
     }
     let (mut at, mut header) = search.last_record(head, IN_FLIGHT)?;
@@ -159,6 +163,22 @@ impl<L: ReadLog> EndSearch<'_, L> {
             let at = (block - start) as usize * BLOCK;
             Ok(record::cycle_of(buffer.get(at..).unwrap_or_default()))
         })
+    }
+
+    /// Proves that a log whose first block has cycle 0 was zeroed, by samples and its last block.
+    fn prove_zeroed(&mut self) -> Result<(), L::Error> {
+        let last = self.ring.blocks().saturating_sub(1);
+        let stride = (last / MOST_SAMPLES).max(1) as usize;
+        self.buffer.resize(BLOCK, 0);
+        let samples = (0..last).step_by(stride).chain([last]);
+        for block in (0..STRIDE.min(last)).chain(samples) {
+            self.log.read(block, &mut self.buffer)?;
+            if self.buffer.iter().any(|&byte| byte != 0) {
+                let problem = format!("the first one has cycle 0, but block {block} is not zero");
+                return Err(bad_record(problem).into());
+            }
+        }
+        Ok(())
     }
 
     /// The last header in the `limit` blocks before `before`.

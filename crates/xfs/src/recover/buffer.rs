@@ -5,11 +5,12 @@ use offshoot_xfs_format::identity::XfsIdentity;
 use offshoot_xfs_format::log::BLOCK;
 use offshoot_xfs_format::log::items::{XfsBufferFlags, XfsBufferItem, XfsBufferType};
 use offshoot_xfs_format::superblock::XfsSuperblock;
-use offshoot_xfs_format::{AgIno, BasicBlock, Lsn, XfsGeometry, csum, inode};
+use offshoot_xfs_format::{AgIno, BasicBlock, Ino, Lsn, XfsGeometry, csum, inode};
 
+use super::inode::is_whole;
 use super::pieces::may_be_piece;
 use super::replay::{LogReplay, ReplayedContent};
-use super::verify;
+use super::{require_whole, verify};
 use crate::buffer::{damaged_at, malformed};
 use crate::report::{XfsReport, tell};
 
@@ -37,8 +38,8 @@ enum StoredBlock {
     Doubtful,
 }
 
-/// Whether blocks of this type have a header of their own. The contents of the bitmaps of a realtime
-/// device may look like one.
+/// Whether blocks of this type have a header of their own. The contents of the bitmaps of a
+/// realtime device may look like one.
 fn has_header(kind: Option<XfsBufferType>) -> bool {
     use XfsBufferType::{Inodes, RealtimeBitmap, RealtimeSummary};
     !matches!(kind, Some(Inodes | RealtimeBitmap | RealtimeSummary))
@@ -62,13 +63,18 @@ fn stored(
         let is_whole = csum::is_right(bytes, identity.crc);
         return Ok(if is_whole { StoredBlock::Older } else { StoredBlock::Doubtful });
     }
+    let known = kind.filter(|&kind| verify::has_magic(kind, geometry, bytes));
+    let proof = known.map(|kind| verify::verify(kind, geometry, place, bytes));
     if let Some(lsn) = lsn.filter(|&lsn| lsn > head) {
+        // Only what is such a block has an LSN: other contents may look like one.
+        if proof.is_none_or(|proof| proof.is_err()) {
+            return Ok(StoredBlock::Doubtful);
+        }
         let problem = format!("its last change is of {lsn}, and the log ends at {head}");
         return Err(Malformed::new(Structure::LogRecord, problem));
     }
-    let known = kind.filter(|&kind| verify::has_magic(kind, geometry, bytes));
-    let proof = known.map_or(Ok(()), |kind| verify::verify(kind, geometry, place, bytes));
-    Ok(if proof.is_ok() { StoredBlock::Newer } else { StoredBlock::Doubtful })
+    let is_right = proof.is_none_or(|proof| proof.is_ok());
+    Ok(if is_right { StoredBlock::Newer } else { StoredBlock::Doubtful })
 }
 
 impl LogReplay<'_> {
@@ -79,7 +85,8 @@ impl LogReplay<'_> {
             self.cancels.pass(place, blocks);
             return Ok(true);
         }
-        if self.cancels.has(place, blocks) || is_of_quotas(item) {
+        let is_empty = item.runs().next().is_none();
+        if is_empty || self.cancels.has(place, blocks) || is_of_quotas(item) {
             return Ok(false);
         }
         if item.flags.contains(XfsBufferFlags::INODES) {
@@ -147,6 +154,7 @@ impl LogReplay<'_> {
             let problem = "a superblock in the log has other sizes or another place of the log";
             return Err(Error::corrupt(Structure::LogItem, problem));
         }
+        require_whole(&**self.device, &new)?;
         self.geometry = new;
         Ok(())
     }
@@ -155,24 +163,34 @@ impl LogReplay<'_> {
     fn chains_of_unlinked(&mut self, item: &XfsBufferItem<'_>) -> Result<()> {
         let geometry = self.geometry.clone();
         let outside = || Error::corrupt(Structure::LogItem, "inodes outside of the groups");
-        let (ag, _) = geometry.at(item.place).ok_or_else(outside)?;
+        let (ag, block) = geometry.at(item.place).ok_or_else(outside)?;
         for (index, next) in item.unlinked(geometry.inode_size()) {
             let at = item.place.bytes() + ((index as u64) << geometry.inode_log);
             if next != AgIno::NULL && !geometry.has_inode(ag, next) {
                 let problem = format!("the inode at byte {at} has {next} behind it in its chain");
                 return Err(Error::corrupt(Structure::LogItem, problem));
             }
-            self.change_inode(at, |inode| {
+            let is_whole = self.change_inode(at, |inode| {
                 if !inode.starts_with(&inode::INODE_MAGIC) {
                     let problem = "the log has its chain of unlinked inodes, but it is no inode";
                     return Err(Malformed::new(Structure::InodeCore, problem));
                 }
+                let is_whole = is_whole(inode, &geometry);
                 if let Some(field) = inode.get_mut(NEXT_UNLINKED..NEXT_UNLINKED + 4) {
                     field.copy_from_slice(&next.0.to_be_bytes());
                 }
-                inode::seal(inode, &geometry);
-                Ok((true, ()))
+                // A torn inode stays one, until an item of its own mends it.
+                if is_whole {
+                    inode::seal(inode, &geometry);
+                }
+                Ok((true, is_whole))
             })?;
+            if !is_whole {
+                let first = geometry.ino(ag, AgIno(block.0 << geometry.inodes_per_block_log())).0;
+                let inside = item.place.bytes() % geometry.block_size() as u64;
+                let index = (inside >> geometry.inode_log) + index as u64;
+                self.doubtful_inodes.insert(Ino(first + index));
+            }
         }
         Ok(())
     }

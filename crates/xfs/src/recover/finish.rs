@@ -10,6 +10,7 @@
 //! later search takes it for a part of the log. The log is dirty until the unmount record is whole,
 //! and it is one write into free blocks. A cut before that lets the recovery begin again.
 
+use std::io;
 use std::sync::Arc;
 
 use offshoot_device::BlockDevice;
@@ -87,18 +88,25 @@ impl UnmountRecord {
     }
 }
 
-/// Writes the counters of the superblock, which a running volume does not keep: the sums of those
-/// of all groups. Features that only a log in use needs are cleared.
-pub(super) fn count(device: &Arc<dyn BlockDevice>) -> Result<()> {
-    let failed =
-        |what: &str, error| Error::io(format!("{what} the superblock of {}", device.name()), error);
+/// The first sector of a volume, and the superblock in it.
+pub(super) fn first_superblock(device: &Arc<dyn BlockDevice>) -> Result<(Vec<u8>, XfsSuperblock)> {
     let mut sector = vec![0; 1 << 15];
     let len = sector.len().min(usize::try_from(device.size_bytes()).unwrap_or(usize::MAX));
     sector.truncate(len);
-    device.read_at(0, &mut sector).map_err(|error| failed("reading", error))?;
-    let XfsSuperblock { mut fields, geometry } =
-        XfsSuperblock::parse(&sector).map_err(malformed)?;
-    sector.truncate(geometry.sector_size());
+    device.read_at(0, &mut sector).map_err(|error| failed("reading", &**device, error))?;
+    let superblock = XfsSuperblock::parse(&sector).map_err(malformed)?;
+    sector.truncate(superblock.geometry.sector_size());
+    Ok((sector, superblock))
+}
+
+fn failed(what: &str, device: &dyn BlockDevice, error: io::Error) -> Error {
+    Error::io(format!("{what} the superblock of {}", device.name()), error)
+}
+
+/// Writes the counters of the superblock, which a running volume does not keep: the sums of those
+/// of all groups. Features that only a log in use needs are cleared.
+pub(super) fn count(device: &Arc<dyn BlockDevice>) -> Result<()> {
+    let (mut sector, XfsSuperblock { mut fields, geometry }) = first_superblock(device)?;
     let groups = 0..geometry.ag_count;
     let buffers = XfsBuffers::new(device.clone(), geometry, CACHE_BYTES);
     let (mut blocks, mut inodes, mut free_inodes) = (0, 0, 0);
@@ -117,5 +125,5 @@ pub(super) fn count(device: &Arc<dyn BlockDevice>) -> Result<()> {
         *to = *from;
     }
     csum::store(&mut sector, CRC);
-    device.write_at(0, &sector).map_err(|error| failed("writing", error))
+    device.write_at(0, &sector).map_err(|error| failed("writing", &**device, error))
 }

@@ -1,11 +1,15 @@
 //! Items of inodes: the core and the forks.
 
+use std::collections::HashSet;
+
 use offshoot_vfs::{Error, Malformed, Result, Structure};
 use offshoot_xfs_format::btree::{LongBlockHeader, XfsBtreeBlock, XfsForkRoot, XfsTree};
 use offshoot_xfs_format::ids::BASIC_BLOCK;
-use offshoot_xfs_format::inode::{self, INODE_MAGIC, XfsForkFormat, XfsInodeCore, file_type};
-use offshoot_xfs_format::log::items::{XfsBufferType, XfsInodeFields, XfsInodeItem};
-use offshoot_xfs_format::{BasicBlock, FsBlock, Ino, Lsn, XfsGeometry};
+use offshoot_xfs_format::inode::{
+    self, INODE_CRC, INODE_MAGIC, XfsForkFormat, XfsInode, XfsInodeCore, file_type,
+};
+use offshoot_xfs_format::log::items::{XfsBufferType, XfsInodeFields, XfsInodeItem, check_extent};
+use offshoot_xfs_format::{BasicBlock, FsBlock, Ino, Lsn, XfsGeometry, csum};
 
 use super::replay::{LogReplay, ReplayedContent};
 use crate::buffer::damaged_at;
@@ -51,20 +55,26 @@ impl LogReplay<'_> {
         }
         let at = item.place.bytes() + u64::from(item.offset);
         let (geometry, lsn) = (self.geometry.clone(), self.lsn);
-        let (is_replayed, is_directory, trees) = self.change_inode(at, |inode| {
+        let (is_replayed, is_sound, is_directory, trees) = self.change_inode(at, |inode| {
             if !inode.starts_with(&INODE_MAGIC) {
                 let problem = format!("the log has inode {}, but it is none", item.ino);
                 return Err(Malformed::new(Structure::InodeCore, problem));
             }
-            let is_replayed = !is_newer(inode, item, lsn);
+            let is_replayed = !is_newer(inode, item, &geometry, lsn);
             if is_replayed {
                 let new = replayed_inode(inode, item, &geometry, lsn)?;
                 inode.copy_from_slice(&new);
             }
+            let is_sound = XfsInode::verify(inode, &geometry, item.ino).is_ok();
             let is_directory = XfsInodeCore::view(inode)?.file_type() == file_type::DIRECTORY;
             let trees = trees_of_others(inode, item, &geometry)?;
-            Ok((is_replayed, (is_replayed, is_directory, trees)))
+            Ok((is_replayed, (is_replayed, is_sound, is_directory, trees)))
         })?;
+        if is_sound {
+            self.doubtful_inodes.remove(&item.ino);
+        } else {
+            self.doubtful_inodes.insert(item.ino);
+        }
         if is_directory && geometry.dir_block_log > 0 {
             self.pieces.add_directory(item.ino);
         }
@@ -80,19 +90,27 @@ impl LogReplay<'_> {
         let geometry = self.geometry.clone();
         let mut rest: Vec<_> =
             root.children.iter().map(|(_, block)| (*block, root.level - 1)).collect();
-        let mut changed = 0;
+        let most_blocks = most_blocks.min(geometry.blocks);
+        let block_blocks = 1_u32 << (geometry.block_log - 9);
+        let mut visited = HashSet::new();
         while let Some((at, level)) = rest.pop() {
             let bad = |problem: &str| {
                 let problem = format!("block {at} of the tree of inode {ino}: {problem}");
                 Error::corrupt(Structure::BtreeBlock, problem)
             };
+            check_extent(&geometry, (at, 1)).map_err(|Malformed { problem, .. }| bad(&problem))?;
             let place = geometry.place_of(at).ok_or_else(|| bad("it is not in the volume"))?;
+            if self.cancels.has(place, block_blocks) {
+                // It was freed later, so it may hold anything by now.
+                continue;
+            }
+            let is_first_visit = visited.insert(at.0);
             let block = self.block(place, geometry.block_size())?;
             let view = XfsBtreeBlock::view(&block.bytes, &geometry, XfsTree::Extents);
-            changed += 1;
             if XfsTree::of_block(&block.bytes, &geometry) != Some(XfsTree::Extents)
                 || view.header.level != level
-                || changed > most_blocks
+                || !is_first_visit
+                || visited.len() as u64 > most_blocks
             {
                 return Err(bad("the tree does not have it"));
             }
@@ -135,9 +153,18 @@ fn trees_of_others(
         .collect()
 }
 
-/// Whether an inode was written after the item was logged.
-fn is_newer(inode: &[u8], item: &XfsInodeItem<'_>, lsn: Lsn) -> bool {
-    if inode.get(4) == Some(&3) {
+/// Whether the checksum of an inode is right, if it has one.
+pub(super) fn is_whole(inode: &[u8], geometry: &XfsGeometry) -> bool {
+    !geometry.has_checksums() || csum::is_right(inode, INODE_CRC)
+}
+
+/// Whether an inode was written after the item was logged. An inode of several sectors may be torn:
+/// then its LSN says nothing of its forks.
+fn is_newer(inode: &[u8], item: &XfsInodeItem<'_>, geometry: &XfsGeometry, lsn: Lsn) -> bool {
+    if geometry.has_checksums() {
+        if !is_whole(inode, geometry) {
+            return false;
+        }
         let stored = inode.get(LSN..).and_then(<[u8]>::first_chunk);
         let stored = Lsn(u64::from_be_bytes(*stored.unwrap_or(&[0; 8])));
         return stored != Lsn::NONE && stored > lsn;

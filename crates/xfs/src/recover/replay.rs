@@ -12,18 +12,19 @@
 //! too much for memory after the first  block 8: written with 3:39, read again, written with 3:40
 //! ```
 
-use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::IoSlice;
 use std::sync::Arc;
 
 use offshoot_device::BlockDevice;
 use offshoot_vfs::{Code, Error, Malformed, Result};
 use offshoot_xfs_format::identity::XfsIdentity;
-use offshoot_xfs_format::inode::XfsInodeCore;
+use offshoot_xfs_format::ids::BASIC_BLOCK;
+use offshoot_xfs_format::inode::{XfsInode, XfsInodeCore};
 use offshoot_xfs_format::log::items::{XfsBufferType, XfsIcreateItem, XfsItemType, XfsReplayTurn};
 use offshoot_xfs_format::log::{XfsCheckpoint, XfsLogItem};
-use offshoot_xfs_format::{AgIno, BasicBlock, Lsn, XfsGeometry};
+use offshoot_xfs_format::{AgIno, BasicBlock, Ino, Lsn, XfsGeometry};
 
 use super::cancel::CancelledBuffers;
 use super::log::in_log;
@@ -67,7 +68,7 @@ pub(super) struct ReplayedBlock {
 
 /// A replay onto a device.
 pub(super) struct LogReplay<'a> {
-    device: &'a Arc<dyn BlockDevice>,
+    pub(super) device: &'a Arc<dyn BlockDevice>,
     pub(super) geometry: XfsGeometry,
     /// No block has an LSN from here on.
     pub(super) head: Lsn,
@@ -82,6 +83,9 @@ pub(super) struct LogReplay<'a> {
     /// that they have already are replayed too, which mends a torn write. They are proved at the
     /// end, because they may contradict themselves until then.
     pub(super) doubtful: BTreeMap<u64, (XfsBufferType, usize)>,
+    /// Inodes that are not sound yet. Those that were torn may contradict themselves until the last
+    /// of their items, so they are proved at the end too.
+    pub(super) doubtful_inodes: BTreeSet<Ino>,
     pub(super) pieces: DirectoryPieces,
     pub(super) counts: ReplayCounts,
 }
@@ -114,6 +118,7 @@ impl<'a> LogReplay<'a> {
             waiting: BTreeMap::new(),
             waiting_bytes: 0,
             doubtful: BTreeMap::new(),
+            doubtful_inodes: BTreeSet::new(),
             pieces: DirectoryPieces::default(),
             counts: ReplayCounts::default(),
         }
@@ -144,8 +149,15 @@ impl<'a> LogReplay<'a> {
 
     fn complete_rest(&mut self) -> Result<()> {
         self.write_out(self.lsn)?;
-        std::mem::take(&mut self.pieces).complete(self.device, &self.geometry)?;
         let geometry = self.geometry.clone();
+        for ino in std::mem::take(&mut self.doubtful_inodes) {
+            let Some(at) = geometry.inode_offset(ino) else { continue };
+            self.change_inode(at, |inode| {
+                XfsInode::verify(inode, &geometry, ino).map(|_| (false, ()))
+            })?;
+            self.forget(BasicBlock(at / BASIC_BLOCK));
+        }
+        std::mem::take(&mut self.pieces).complete(self.device, &geometry)?;
         for (place, (kind, len)) in std::mem::take(&mut self.doubtful) {
             let place = BasicBlock(place);
             let bytes = &self.block(place, len)?.bytes;

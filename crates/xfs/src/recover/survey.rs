@@ -25,14 +25,13 @@ pub(super) fn survey(
     let cancels = CancelledBuffers::new(&superblock.fields, &superblock.geometry);
     let mut survey = LogSurvey { cancels, intents: PendingIntents::default() };
     log.each_checkpoint(most_bytes, &mut |checkpoint| {
-        let seen = survey.transaction(checkpoint).and_then(|()| survey.check_memory(most_bytes));
-        seen.map_err(|error| in_log(checkpoint.lsn, error))
+        survey.transaction(checkpoint, most_bytes).map_err(|error| in_log(checkpoint.lsn, error))
     })?;
     Ok(survey)
 }
 
 impl LogSurvey {
-    fn transaction(&mut self, checkpoint: &XfsCheckpoint) -> Result<()> {
+    fn transaction(&mut self, checkpoint: &XfsCheckpoint, most_bytes: u64) -> Result<()> {
         for regions in checkpoint.items() {
             let item = XfsLogItem::parse(regions).map_err(malformed)?;
             if let XfsLogItem::Buffer(buffer) = &item
@@ -41,6 +40,7 @@ impl LogSurvey {
                 self.cancels.add(buffer.place, buffer.blocks.into());
             }
             self.intents.add(checkpoint.lsn, &item);
+            self.check_memory(most_bytes)?;
         }
         Ok(())
     }

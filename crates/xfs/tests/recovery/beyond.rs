@@ -46,8 +46,8 @@ fn files_that_exchanged_their_trees_have_them() {
     }
 }
 
-/// A directory whose blocks have 16 KiB, in a volume whose free space is single blocks of 4 KiB. The
-/// kernel recovers no such log: it proves the first extent of a block as a whole one.
+/// A directory whose blocks have 16 KiB, in a volume whose free space is single blocks of 4 KiB.
+/// The kernel recovers no such log: it proves the first extent of a block as a whole one.
 #[test]
 fn directory_blocks_of_several_extents_are_recovered() {
     let Some(judges) = judges::require() else { return };

@@ -55,8 +55,8 @@ impl CrashedVolume {
         Self { disk: self.disk.copy(), kernel_says: self.kernel_says.clone() }
     }
 
-    /// Compares our recovery in memory with the kernel's of a copy. Only files that our report names
-    /// may differ. Returns what it says is left to do.
+    /// Compares our recovery in memory with the kernel's of a copy. Only files that our report
+    /// names may differ. Returns what it says is left to do.
     pub(crate) fn judge_pending(&self) -> XfsPending {
         let by_kernel = self.disk.copy();
         drop(by_kernel.try_mount("rw,noatime").unwrap());

@@ -8,12 +8,13 @@ use offshoot_testkit::xfs::disk::{XfsDisk, XfsShutdown};
 use offshoot_testkit::xfs::judges::{self, XfsJudges};
 use offshoot_vfs::{Code, FileSystem};
 use offshoot_xfs::{XfsOptions, XfsVolume};
+use offshoot_xfs_format::btree::{XfsBtreeBuilder, XfsForkRoot, XfsTree};
 use offshoot_xfs_format::log::items::{
     CORE_SIZE, XfsBufferFlags, XfsBufferType, XfsEfiExtent, XfsEfiExtents, XfsFreeIntent,
     XfsInodeFields, XfsInodeItem, core_for_log, encode_buffer,
 };
 use offshoot_xfs_format::log::{XfsLogItem, XfsLogVector};
-use offshoot_xfs_format::{BasicBlock, FsBlock, Ino, Lsn, csum};
+use offshoot_xfs_format::{BasicBlock, FileBlock, FsBlock, Ino, Lsn, csum};
 
 use crate::log_on_disk::LogOnDisk;
 
@@ -243,6 +244,17 @@ fn buffers_are_written_by_type_and_lsn() {
         let bytes = both(&changed, "an AGF of this LSN", agf_at, 512);
         assert_eq!(bytes[100], expected, "newer: {is_newer}");
     }
+    // Content that looks like a block of a later log takes its change.
+    let changed = disk.copy();
+    let mut log = LogOnDisk::of(&changed);
+    let mut content = vec![0; 4096];
+    content[..4].copy_from_slice(b"BMA3");
+    content[32..40].copy_from_slice(&(1_u64 << 60).to_be_bytes());
+    content[40..56].copy_from_slice(log.geometry.uuid.as_bytes());
+    log.write_device(place.bytes(), &content);
+    log.add(&item(untyped, place, &[0x5a; 4096], 1));
+    XfsVolume::recover(&changed.writable_device(), &XfsOptions::default()).unwrap().unwrap();
+    assert_eq!(log.device_bytes(place.bytes(), 128), [0x5a; 128]);
     // Written, then cancelled.
     let changed = disk.copy();
     let mut log = LogOnDisk::of(&changed);
@@ -326,6 +338,26 @@ fn inodes_are_written_by_lsn_and_keep_their_chains() {
         assert_eq!(inode[NEXT_UNLINKED..NEXT_UNLINKED + 4], 130_u32.to_be_bytes());
         assert!(csum::is_right(&inode, 100));
     }
+    // Torn: the LSN in its first sector says nothing.
+    let torn = with(head.0 + 1, 130, &inode_items);
+    LogOnDisk::of(&torn).write_device(at + 104, &[0xaa]);
+    let recovered = XfsVolume::recover(&torn.writable_device(), &XfsOptions::default());
+    recovered.unwrap().unwrap();
+    let inode = LogOnDisk::of(&torn).device_bytes(at, 512);
+    assert_eq!((mode(&inode), csum::is_right(&inode, 100)), (0o600, true));
+    // Its extents lead out of the volume, which only the inode itself shows.
+    let mut bad = item;
+    let extent = [0xff; 16];
+    bad.fields = XfsInodeFields::CORE | XfsInodeFields::DATA_EXTENTS;
+    bad.data = Some(&extent);
+    let mut items = XfsLogVector::default();
+    assert!(XfsLogItem::Inode(bad).encode(&mut items));
+    let bad = with(head.0 - 1, 130, &items);
+    let before = bad.copy();
+    let recovered = XfsVolume::recover(&bad.writable_device(), &XfsOptions::default());
+    let error = recovered.unwrap_err().to_string();
+    assert!(error.contains("data fork"), "{error}");
+    run("cmp", &[before.image(), bad.image()]);
     // A buffer of inodes, of which only the chains count.
     for (next, is_valid) in [(131, true), (u32::MAX, true), (u32::MAX - 5, false)] {
         let mut bytes = vec![0xee; 16_384];
@@ -386,4 +418,121 @@ fn logs_of_version_4_are_replayed_in_memory_only() {
     assert_eq!(error.code(), Code::LogNotReplayed, "{error}");
     assert!(error.to_string().contains("version 4"), "{error}");
     run("cmp", &[before.image(), disk.image()]);
+}
+
+/// A superblock in the log turns on what we do not write: quotas.
+#[test]
+fn a_superblock_that_only_the_log_has_is_refused_too() {
+    let Some(judges) = judges::require() else { return };
+    let disk = clean(&judges);
+    let mut log = LogOnDisk::of(&disk);
+    let mut sector = log.device_bytes(0, 512);
+    sector[177] = 0x3f;
+    let mut items = XfsLogVector::default();
+    let flags = XfsBufferFlags::of(XfsBufferType::Superblock);
+    encode_buffer(flags, BasicBlock(0), &sector, &[0b10.into()], &mut items);
+    log.add(&items);
+    let before = disk.copy();
+    let error = XfsVolume::recover(&disk.writable_device(), &XfsOptions::default()).unwrap_err();
+    assert_eq!(error.code(), Code::LogNotReplayed, "{error}");
+    assert!(error.to_string().contains("quotas"), "{error}");
+    run("cmp", &[before.image(), disk.image()]);
+    XfsVolume::open(disk.device(), &XfsOptions::default()).unwrap();
+}
+
+/// The tree of a file gets another owner: each block once, none in the log, none that was freed.
+#[test]
+fn trees_that_get_another_owner_are_walked_once() {
+    let Some(judges) = judges::require() else { return };
+    let disk = clean(&judges);
+    let ours = XfsVolume::open(disk.device(), &XfsOptions::default()).unwrap();
+    let ino = Ino(ours.lookup(ours.root(), b"file").unwrap().ino);
+    let log = LogOnDisk::of(&disk);
+    let geometry = &log.geometry;
+    let at = geometry.inode_offset(ino).unwrap();
+    let inode = log.device_bytes(at, 512);
+    let mut core: [u8; CORE_SIZE] = inode[..CORE_SIZE].try_into().unwrap();
+    core[5] = 3;
+    core[64..72].copy_from_slice(&50_u64.to_be_bytes());
+    let core = core_for_log(&core);
+    let block = FsBlock(u64::from(geometry.ag_blocks) - 100);
+    let place = geometry.place_of(block).unwrap();
+    let leaf = |owner: Ino| {
+        let mut leaf = XfsBtreeBuilder::new(geometry, XfsTree::Extents, block, owner, 0).unwrap();
+        assert!(leaf.set_records(&inode[CORE_SIZE..CORE_SIZE + 16]));
+        leaf.into_bytes()
+    };
+    let data = vec![b'd'; 4096];
+    let [once, twice] = [1, 2].map(|count| vec![block; count]);
+    for (what, children, is_cancelled, expected) in [
+        ("one child", &once, false, Ok(leaf(ino))),
+        ("one child twice", &twice, false, Err("the tree does not have it")),
+        ("a block of the log", &vec![geometry.log_start], false, Err("of group")),
+        ("a block that was freed", &once, true, Ok(data.clone())),
+    ] {
+        let root = XfsForkRoot {
+            level: 1,
+            children: children.iter().zip(0..).map(|(at, key)| (FileBlock(key), *at)).collect(),
+        };
+        let root = root.to_log(geometry, ino);
+        let cluster = at / 16_384 * 16_384;
+        let item = XfsInodeItem {
+            fields: XfsInodeFields::CORE | XfsInodeFields::DATA_ROOT | XfsInodeFields::DATA_OWNER,
+            ino,
+            device: 0,
+            place: BasicBlock(cluster / 512),
+            blocks: 32,
+            offset: u32::try_from(at - cluster).unwrap(),
+            core: &core,
+            data: Some(&root),
+            attributes: None,
+        };
+        let changed = disk.copy();
+        let mut log = LogOnDisk::of(&changed);
+        log.write_device(place.bytes(), &if is_cancelled { data.clone() } else { leaf(Ino(999)) });
+        let mut items = XfsLogVector::default();
+        assert!(XfsLogItem::Inode(item).encode(&mut items));
+        log.add(&items);
+        if is_cancelled {
+            let mut items = XfsLogVector::default();
+            encode_buffer(XfsBufferFlags::CANCEL, place, &data, &[], &mut items);
+            log.add(&items);
+        }
+        let recovered = XfsVolume::recover(&changed.writable_device(), &XfsOptions::default());
+        match expected {
+            Ok(expected) => {
+                recovered.unwrap_or_else(|error| panic!("{what}: {error}"));
+                let bytes = log.device_bytes(place.bytes(), 4096);
+                // Without the LSN and the checksum.
+                assert!(bytes[..32] == expected[..32] && bytes[72..] == expected[72..], "{what}");
+                assert_eq!(bytes[56..64], expected[56..64], "{what}");
+            }
+            Err(expected) => {
+                let error = recovered.unwrap_err().to_string();
+                assert!(error.contains(expected), "{what}: {error}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_log_of_a_volume_on_a_short_device_is_not_replayed() {
+    let Some(judges) = judges::require() else { return };
+    let disk = clean(&judges);
+    let mut items = XfsLogVector::default();
+    encode_buffer(XfsBufferFlags::CANCEL, BasicBlock(800), &[0; 4096], &[], &mut items);
+    LogOnDisk::of(&disk).add(&items);
+    let image = fs::File::options().write(true).open(disk.image()).unwrap();
+    image.set_len(300 << 20).unwrap();
+    let options = XfsOptions::default();
+    let opened = XfsVolume::open(disk.device(), &options).map(drop).unwrap_err();
+    let recovered = XfsVolume::recover(&disk.writable_device(), &options).unwrap_err();
+    for error in [opened, recovered] {
+        assert_eq!(error.code(), Code::LogNotReplayed, "{error}");
+        let text = error.to_string();
+        let has = |part: u64| text.contains(&part.to_string());
+        assert!(has(320 << 20) && has(300 << 20) && text.contains("log ignored"), "{text}");
+    }
+    let options = XfsOptions { is_log_ignored: true, ..options };
+    XfsVolume::open(disk.device(), &options).unwrap();
 }

@@ -14,6 +14,9 @@ pub const CHUNK: usize = 128;
 /// The chunks of a word of the map.
 const WORD_CHUNKS: usize = 32;
 
+/// The basic blocks of the largest buffers: directory blocks and clusters of inodes of 64 KiB.
+const MOST_BLOCKS: u16 = 128;
+
 /// The words of a map are at most these: those of 65,536 basic blocks, more than an item can name.
 const MOST_WORDS: usize = (1 << 16) * BLOCK / CHUNK / WORD_CHUNKS;
 
@@ -232,7 +235,12 @@ impl<'a> XfsBufferItem<'a> {
         let log = geometry.place_of(geometry.log_start).filter(|log| log.0 != 0);
         let is_in_log = log
             .is_some_and(|log| overlaps(range, (log.0, u64::from(geometry.log_blocks) << shift)));
-        if range.1 == 0 || range.0 >= all || range.1 > all - range.0 || is_in_log {
+        if range.1 == 0
+            || self.blocks > MOST_BLOCKS
+            || range.0 >= all
+            || range.1 > all - range.0
+            || is_in_log
+        {
             return Err(bad_item(format!("a buffer of {} blocks at {}", range.1, range.0)));
         }
         Ok(())

@@ -5,7 +5,7 @@ use std::mem::offset_of;
 use zerocopy::little_endian as le;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::{ItemHead, XfsItemType};
+use super::{ItemHead, XfsItemType, check_run};
 use crate::inode::{INODE_CRC, INODE_MAGIC, XfsInodeCore, XfsInodeFlags2};
 use crate::log::{XfsLogVector, XfsRegions, bad_item};
 use crate::{BasicBlock, Ino, Malformed, Structure, XfsGeometry, csum};
@@ -187,7 +187,8 @@ impl<'a> XfsInodeItem<'a> {
                 self.ino, self.offset, self.place
             )));
         }
-        Ok(())
+        let outside = || bad_item(format!("inode {} outside of the volume", self.ino));
+        check_run(geometry, geometry.at(BasicBlock(at >> 9)).ok_or_else(outside)?, 1)
     }
 
     /// The core in the form of the disk, with zeros for what an older version does not have.

@@ -409,7 +409,10 @@ fn overlaps((a, a_len): (u64, u64), (b, b_len): (u64, u64)) -> bool {
 }
 
 /// Proves that an extent lies in one group, behind its headers and outside of the log.
-fn check_extent(geometry: &XfsGeometry, extent: (FsBlock, u32)) -> Result<(), Malformed> {
+///
+/// # Errors
+/// When it does not.
+pub fn check_extent(geometry: &XfsGeometry, extent: (FsBlock, u32)) -> Result<(), Malformed> {
     let (start, count) = extent;
     let problem = || bad_item(format!("an extent of {count} blocks at {start}"));
     check_run(geometry, geometry.split(start).ok_or_else(problem)?, count)

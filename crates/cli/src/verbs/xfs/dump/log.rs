@@ -34,7 +34,7 @@ pub(in crate::verbs) fn run(device: &Arc<dyn BlockDevice>, mut to: DumpOutput<'_
     let start = geometry.place_of(geometry.log_start).filter(|_| geometry.log_start.0 != 0);
     let Some(start) = start else {
         let what = "the log of an XFS volume on another device";
-        return Err(Error::unsupported(Code::LogNotReplayed, what).into());
+        return Err(Error::unsupported(Code::Unsupported, what).into());
     };
     let mut read = |block: u32, bytes: &mut [u8]| {
         let at = start.bytes() + u64::from(block) * BASIC_BLOCK;
@@ -65,7 +65,10 @@ pub(in crate::verbs) fn run(device: &Arc<dyn BlockDevice>, mut to: DumpOutput<'_
         }
         Ok(())
     };
-    shown().map_err(|failure| failure.0)
+    shown().map_err(|LogDumpFailure(failure)| match failure {
+        VerbFailure::Volume(error) => VerbFailure::Inside(device.name().into(), error),
+        other => other,
+    })
 }
 
 /// Writes a line: in JSON, an object with one field.
