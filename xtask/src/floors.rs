@@ -58,7 +58,7 @@ const XFS: EngineFloors = EngineFloors {
         &["attr", "data", "dir", "symlink"],
         &["recover"],
         &["volume"],
-        &["filesystem", "mkfs"],
+        &["check", "filesystem", "mkfs"],
     ],
     of_the_crate: &[],
 };

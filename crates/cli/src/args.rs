@@ -126,6 +126,18 @@ Examples:
   offshoot trim disk.img
   offshoot trim /dev/sdb --device /dev/sdc --json";
 
+const CHECK_HELP: &str = "\
+Nothing is written. Each finding has a number that stays the same in all versions, a place and a text; the exit code is 3 then, and 0 if \
+there is none. The log of a volume that was not unmounted is replayed in memory first, or ignored with --ignore-log: then structures may \
+contradict each other. Work that a log leaves to do is such a contradiction too, until the kernel has mounted the volume once.
+
+Volumes of btrfs are verified by scrub -r.
+
+Examples:
+  offshoot check server.img
+  offshoot check server.img@2
+  offshoot check --json /dev/sdb | jq .number";
+
 const SCRUB_HELP: &str = "\
 Every copy of everything that is allocated is read and compared with its checksum, and a bad one is written over with what a good one, \
 or the rest of its row, gives; superblocks too. What was corrected is a warning. What was not is an error, with the names of the files \
@@ -289,6 +301,9 @@ pub(crate) enum Verb {
     /// Tell the devices of a volume which ranges of them hold nothing
     #[command(after_help = TRIM_HELP)]
     Trim(InfoArguments),
+    /// Compare everything that the structures of an XFS volume say about each other
+    #[command(after_help = CHECK_HELP)]
+    Check(InfoArguments),
     /// Read and verify every copy of everything in a btrfs volume, and repair what is bad
     #[command(after_help = SCRUB_HELP)]
     Scrub(ScrubArguments),

@@ -4,6 +4,7 @@ mod below;
 pub(crate) mod btrfs;
 mod cat;
 mod chattr;
+mod check;
 mod chmod;
 mod chown;
 mod completions;
@@ -94,6 +95,7 @@ fn run(verb: &Verb, out: &mut dyn Write, console: &Arc<Console>) -> Result {
         Verb::Sync(arguments) => sync::run(arguments, out),
         Verb::Stats(arguments) => btrfs::stats::run(arguments, out, console),
         Verb::Trim(arguments) => trim::run(arguments, out, console),
+        Verb::Check(arguments) => check::run(arguments, out, console),
         Verb::Scrub(arguments) => btrfs::scrub::run(arguments, out, console),
         Verb::Subvolume(verb) => btrfs::subvolume::run(verb, out, console),
         Verb::Dump(verb) => dump::run(verb, out, console),

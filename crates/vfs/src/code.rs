@@ -2,33 +2,21 @@
 
 use std::fmt;
 
-macro_rules! codes {
-    ($($(#[doc = $doc:literal])+ $name:ident = $number:literal;)+) => {
-        /// Which kind of error it is, by a number that stays the same in all versions.
-        ///
-        /// [`Error`](crate::Error) has four kinds: the call is wrong, a device failed, the volume
-        /// needs what is not there, or what is stored contradicts itself. A code says more of the
-        /// last two: which obstacle, and which damaged structure. For the first one
-        /// [`Error::errno`](crate::Error::errno) does.
-        ///
-        /// ```
-        /// use offshoot_vfs::{Code, Errno, Error, Structure};
-        ///
-        /// let error = Error::corrupt_at(Structure::Leaf, 30_457_856, "its checksum is wrong");
-        /// assert_eq!(error.code(), Code::TreeBlock);
-        /// assert_eq!(error.code().number(), 501);
-        ///
-        /// let error = Error::posix(Errno::NOENT, "/etc/fstab");
-        /// assert_eq!((error.code(), error.errno()), (Code::Call, Errno::NOENT));
-        /// ```
+/// Defines an enum of codes: each has a number that stays the same in all versions, and one
+/// sentence about it.
+#[macro_export]
+macro_rules! stable_codes {
+    ($(#[$about:meta])* $enum:ident:
+     $($(#[doc = $doc:literal])+ $name:ident = $number:literal;)+) => {
+        $(#[$about])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[non_exhaustive]
         #[repr(u16)]
-        pub enum Code {
+        pub enum $enum {
             $($(#[doc = $doc])+ $name = $number,)+
         }
 
-        impl Code {
+        impl $enum {
             /// All codes that there are, by their number.
             pub const ALL: &[Self] = &[$(Self::$name),+];
 
@@ -57,7 +45,25 @@ macro_rules! codes {
     };
 }
 
-codes! {
+stable_codes! {
+    /// Which kind of error it is, by a number that stays the same in all versions.
+    ///
+    /// [`Error`](crate::Error) has four kinds: the call is wrong, a device failed, the volume
+    /// needs what is not there, or what is stored contradicts itself. A code says more of the
+    /// last two: which obstacle, and which damaged structure. For the first one
+    /// [`Error::errno`](crate::Error::errno) does.
+    ///
+    /// ```
+    /// use offshoot_vfs::{Code, Errno, Error, Structure};
+    ///
+    /// let error = Error::corrupt_at(Structure::Leaf, 30_457_856, "its checksum is wrong");
+    /// assert_eq!(error.code(), Code::TreeBlock);
+    /// assert_eq!(error.code().number(), 501);
+    ///
+    /// let error = Error::posix(Errno::NOENT, "/etc/fstab");
+    /// assert_eq!((error.code(), error.errno()), (Code::Call, Errno::NOENT));
+    /// ```
+    Code:
     /// The call is wrong, or POSIX has it so: see `Error::errno`.
     Call = 1;
     /// A device or the host failed.

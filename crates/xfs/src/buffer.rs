@@ -15,8 +15,9 @@ use offshoot_xfs_format::btree::{XfsBtreeBlock, XfsTree};
 use offshoot_xfs_format::da::{DaExpected, DaKind, DaNode};
 use offshoot_xfs_format::dir::block::DirBlock;
 use offshoot_xfs_format::dir::data::DirData;
+use offshoot_xfs_format::dir::free::DirFree;
 use offshoot_xfs_format::dir::leaf::DirLeaf;
-use offshoot_xfs_format::group::{Agf, Agi};
+use offshoot_xfs_format::group::{Agf, Agfl, Agi};
 use offshoot_xfs_format::{AgNumber, BasicBlock, FileBlock, FsBlock, Ino, XfsGeometry};
 use quick_cache::Weighter;
 use quick_cache::sync::Cache;
@@ -28,6 +29,8 @@ pub(crate) enum BufferRole {
     FreeSpace(AgNumber),
     /// The AGI of a group.
     Inodes(AgNumber),
+    /// The AGFL of a group.
+    FreeList(AgNumber),
     /// Blocks of inodes, which are verified one by one when they are loaded.
     InodeCluster,
     /// A block of a tree; of the extents of a file, if there is an owner.
@@ -58,6 +61,11 @@ impl XfsBuffer {
         &self.bytes
     }
 
+    /// Where the buffer begins.
+    pub(crate) fn place(&self) -> BasicBlock {
+        self.place
+    }
+
     fn verify(&self, geometry: &XfsGeometry) -> Result<(), Malformed> {
         let bytes = self.bytes();
         let expected =
@@ -65,6 +73,7 @@ impl XfsBuffer {
         match self.role {
             BufferRole::FreeSpace(ag) => Agf::parse(bytes, geometry, ag).map(drop),
             BufferRole::Inodes(ag) => Agi::parse(bytes, geometry, ag).map(drop),
+            BufferRole::FreeList(ag) => Agfl::parse(bytes, geometry, ag).map(drop),
             BufferRole::InodeCluster => Ok(()),
             BufferRole::TreeBlock(tree, at, owner) => {
                 XfsBtreeBlock::verify(bytes, geometry, tree, at, owner).map(drop)
@@ -88,6 +97,7 @@ impl XfsBuffer {
         match DaKind::of_directory(geometry, bytes) {
             Some(DaKind::DirBlock) => DirBlock::parse(geometry, bytes, expected).map(drop),
             Some(DaKind::DirData) => DirData::parse(geometry, bytes, expected).map(drop),
+            Some(DaKind::DirFree) => DirFree::parse(geometry, bytes, expected).map(drop),
             Some(kind @ (DaKind::DirLeaf | DaKind::DirNodeLeaf)) => {
                 DirLeaf::parse(geometry, kind, bytes, expected).map(drop)
             }
@@ -120,6 +130,7 @@ impl XfsBuffer {
         let view = match DaKind::of_directory(geometry, bytes) {
             Some(DaKind::DirBlock) => DirBlock::view(geometry, bytes).map(DirectoryView::Whole),
             Some(DaKind::DirData) => DirData::view(geometry, bytes).map(DirectoryView::Data),
+            Some(DaKind::DirFree) => DirFree::view(geometry, bytes).map(DirectoryView::Free),
             Some(kind @ DaKind::DirNode) => {
                 DaNode::view(geometry, kind, bytes).map(DirectoryView::Node)
             }
@@ -157,6 +168,8 @@ pub(crate) enum DirectoryView<'a> {
     Whole(DirBlock<'a>),
     /// Entries.
     Data(DirData<'a>),
+    /// The longest unused pieces of data blocks.
+    Free(DirFree<'a>),
     /// Hashes.
     Leaf(DirLeaf<'a>),
     /// A node above the leaves.

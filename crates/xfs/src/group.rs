@@ -1,5 +1,7 @@
 //! Allocation groups: their counters, and which of their inodes are in use.
 
+use std::sync::Arc;
+
 use offshoot_vfs::Result;
 use offshoot_xfs_format::btree::{XfsSearchKey, XfsTree};
 use offshoot_xfs_format::geometry::XfsLayout;
@@ -9,7 +11,7 @@ use offshoot_xfs_format::record::{CHUNK_INODES, STAGED, XfsInodeChunk, XfsShared
 use offshoot_xfs_format::{AgBlock, AgIno, AgNumber, BasicBlock};
 
 use crate::btree::{XfsTreeCursor, XfsTreeRoot};
-use crate::buffer::{BufferRole, DiskRun, XfsBuffers};
+use crate::buffer::{BufferRole, DiskRun, XfsBuffer, XfsBuffers};
 
 /// The free blocks of a group, with those that its trees of free space and its free list hold. The
 /// superblock counts free blocks in this way.
@@ -52,21 +54,24 @@ pub(crate) fn staged_extents(buffers: &XfsBuffers, ag: AgNumber) -> Result<u64> 
 
 /// What `read` takes of the AGF of a group.
 fn in_agf<T>(buffers: &XfsBuffers, ag: AgNumber, read: impl FnOnce(&Agf) -> T) -> Result<T> {
-    let run = header(buffers, Agf::offset(buffers.geometry(), ag));
-    let buffer = buffers.read(&[run], BufferRole::FreeSpace(ag))?;
+    let buffer = header(buffers, BufferRole::FreeSpace(ag), Agf::offset(buffers.geometry(), ag))?;
     Agf::view(buffer.bytes()).map(read).map_err(|problem| buffer.damaged(problem))
 }
 
 /// What `read` takes of the AGI of a group.
 fn in_agi<T>(buffers: &XfsBuffers, ag: AgNumber, read: impl FnOnce(&Agi) -> T) -> Result<T> {
-    let run = header(buffers, Agi::offset(buffers.geometry(), ag));
-    let buffer = buffers.read(&[run], BufferRole::Inodes(ag))?;
+    let buffer = header(buffers, BufferRole::Inodes(ag), Agi::offset(buffers.geometry(), ag))?;
     Agi::view(buffer.bytes()).map(read).map_err(|problem| buffer.damaged(problem))
 }
 
-fn header(buffers: &XfsBuffers, offset: u64) -> DiskRun {
+/// The header sector of a group at `offset`.
+pub(crate) fn header(
+    buffers: &XfsBuffers,
+    role: BufferRole,
+    offset: u64,
+) -> Result<Arc<XfsBuffer>> {
     let bytes = buffers.geometry().sector_size();
-    DiskRun { at: BasicBlock(offset / BASIC_BLOCK), bytes }
+    buffers.read(&[DiskRun { at: BasicBlock(offset / BASIC_BLOCK), bytes }], role)
 }
 
 /// The chunk with an inode that is in use; `None` when the inode is free or not allocated.

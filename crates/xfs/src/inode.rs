@@ -102,23 +102,9 @@ fn load(buffers: &XfsBuffers, ino: Ino) -> Result<Option<LoadedInode>> {
     let bytes = bytes.ok_or_else(|| {
         bad(Malformed::new(Structure::InodeCore, "it is outside the blocks of its chunk"))
     })?;
-    let inode = XfsInode::verify(bytes, geometry, ino).map_err(bad)?;
-    if inode.core.is_free() {
-        let problem = "the tree of inodes says that it is in use, but it is free";
-        return Err(bad(Malformed::new(Structure::InodeCore, problem)));
-    }
-    if let (XfsFork::Local(fork), file_type::DIRECTORY) = (&inode.data, inode.core.file_type()) {
-        ShortDir::parse(geometry, fork).map_err(bad)?;
-    }
-    if let Some(XfsFork::Local(fork)) = inode.attributes {
-        ShortXattrs::parse(fork).map_err(bad)?;
-    }
-    Ok(Some(LoadedInode {
-        ino,
-        core: *inode.core,
-        data: LoadedFork::new(ino, false, &inode.data),
-        attributes: inode.attributes.as_ref().map(|fork| LoadedFork::new(ino, true, fork)),
-    }))
+    let inode = LoadedInode::parse(geometry, ino, bytes).map_err(bad)?;
+    let is_free = "the tree of inodes says that it is in use, but it is free";
+    inode.map(Some).ok_or_else(|| bad(Malformed::new(Structure::InodeCore, is_free)))
 }
 
 /// The blocks to read for an inode in `block`. In a whole chunk it is a cluster, which holds other
@@ -136,6 +122,31 @@ fn cluster(geometry: &XfsGeometry, ag: AgNumber, block: AgBlock, chunk: &XfsInod
 }
 
 impl LoadedInode {
+    /// Proves the bytes of an inode; `None` when no file has it.
+    pub(crate) fn parse(
+        geometry: &XfsGeometry,
+        ino: Ino,
+        bytes: &[u8],
+    ) -> Result<Option<Self>, Malformed> {
+        let inode = XfsInode::verify(bytes, geometry, ino)?;
+        if inode.core.is_free() {
+            return Ok(None);
+        }
+        if let (XfsFork::Local(fork), file_type::DIRECTORY) = (&inode.data, inode.core.file_type())
+        {
+            ShortDir::parse(geometry, fork)?;
+        }
+        if let Some(XfsFork::Local(fork)) = inode.attributes {
+            ShortXattrs::parse(fork)?;
+        }
+        Ok(Some(Self {
+            ino,
+            core: *inode.core,
+            data: LoadedFork::new(ino, false, &inode.data),
+            attributes: inode.attributes.as_ref().map(|fork| LoadedFork::new(ino, true, fork)),
+        }))
+    }
+
     /// The file of the inode.
     pub(crate) fn file(&self) -> FileId {
         file_id(self.ino)

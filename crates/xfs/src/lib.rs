@@ -12,6 +12,7 @@
 //! | module | what it does |
 //! |---|---|
 //! | `mkfs` | makes volumes |
+//! | `check` | compares everything that structures say about each other |
 //! | `filesystem` | an open volume behind the `vfs` traits |
 //! | `volume` | opens: superblock, obstacles, the state of the log |
 //! | `recover` | finds and replays the log |
@@ -26,6 +27,7 @@
 mod attr;
 mod btree;
 mod buffer;
+mod check;
 mod da;
 mod data;
 mod dir;
@@ -40,6 +42,7 @@ mod report;
 mod symlink;
 mod volume;
 
+pub use check::{XfsCheckResult, XfsFinding, XfsFindingCode, XfsFindingPlace, check_xfs};
 pub use filesystem::XfsVolume;
 pub use mkfs::{XfsMkfsFeatures, XfsMkfsOptions, XfsStripe, mkfs_xfs};
 pub use options::XfsOptions;

@@ -46,7 +46,11 @@ pub(crate) struct OpenedXfs {
     pub(crate) buffers: XfsBuffers,
     /// Whether the counters of the superblock are right.
     pub(crate) are_counters_right: bool,
+    /// Whether that of group 0 is sound.
+    pub(crate) is_superblock_first: bool,
     pub(crate) log: XfsLogState,
+    /// Where the log ends, if it can be read.
+    pub(crate) head: Option<Lsn>,
     /// The state of the volume ([`VolumeVersion::state`](offshoot_vfs::VolumeVersion::state)).
     pub(crate) state: String,
 }
@@ -65,11 +69,20 @@ pub(crate) fn open(device: Arc<dyn BlockDevice>, options: &XfsOptions) -> Result
         let device = device.name().to_owned();
         tell(reporter, &XfsReport::ShortDevice { device, size_bytes, expected_bytes });
     }
+    let found = find_log(&device, &superblock);
+    let head = found.as_ref().ok().map(|log| log.ends.head);
     let over = |device, superblock: XfsSuperblock, are_counters_right, log, state| {
         let buffers = XfsBuffers::new(device, superblock.geometry.clone(), options.cache_bytes);
-        OpenedXfs { superblock, buffers, are_counters_right, log, state }
+        OpenedXfs {
+            superblock,
+            buffers,
+            are_counters_right,
+            is_superblock_first: is_first,
+            log,
+            head,
+            state,
+        }
     };
-    let found = find_log(&device, &superblock);
     let state_of_log = XfsLogState::of(&found);
     if state_of_log != XfsLogState::Empty && options.is_log_ignored {
         tell(reporter, &XfsReport::LogIgnored);

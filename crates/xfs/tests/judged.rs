@@ -1,11 +1,11 @@
-//! Every kind of volume that the judges know, path by path.
+//! Every kind of volume that the judges know, path by path; the check finds nothing in any.
 
 use offshoot_testkit::compare::Aspect;
 use offshoot_testkit::random::seed_or;
 use offshoot_testkit::xfs::judges;
 use offshoot_testkit::xfs::matrix::MATRIX;
 use offshoot_testkit::xfs::recipe::XfsRecipe;
-use offshoot_xfs::{XfsOptions, XfsVolume};
+use offshoot_xfs::{XfsOptions, XfsVolume, check_xfs};
 
 /// How many tests share the kinds of volumes.
 const SHARES: usize = 4;
@@ -19,6 +19,10 @@ fn share(number: usize) {
         // We show access control lists as system calls have them, and under no other name.
         let outcome = filled.compare_without(&[Aspect::StoredAcls], &*ours);
         outcome.assert_same(kind.names_at_least);
+        let checked = check_xfs(&filled.disk.device(), &XfsOptions::default()).unwrap();
+        assert!(checked.findings.is_empty(), "{}: {:#?}", kind.name, checked.findings);
+        let counted = |name| filled.disk.field(&["sb 0"], name);
+        assert_eq!(checked.inodes, counted("icount") - counted("ifree"), "{}", kind.name);
     }
 }
 

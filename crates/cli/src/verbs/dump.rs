@@ -40,7 +40,10 @@ pub(super) fn run(verb: &DumpVerb, out: &mut dyn Write, console: &Arc<Console>) 
 }
 
 /// The device of the volume if it holds XFS.
-fn xfs_on(arguments: &VolumeArguments, console: &Console) -> Result<Option<Arc<dyn BlockDevice>>> {
+pub(super) fn xfs_on(
+    arguments: &VolumeArguments,
+    console: &Console,
+) -> Result<Option<Arc<dyn BlockDevice>>> {
     let disk = MemberDisk::open(&arguments.volume, Access::Read, &arguments.open.layers, false)?;
     let name = disk.device.name();
     if VolumeFormat::on(&*disk.device) == VolumeFormat::Btrfs {

@@ -60,6 +60,8 @@ fn damaged_volumes_end_every_verb_in_order() {
         "df v.img",
         "extract --tar - v.img",
         "dump super v.img",
+        "check v.img",
+        "check --json --ignore-log v.img",
         "dump groups --json v.img",
         "dump log v.img",
         &dump,

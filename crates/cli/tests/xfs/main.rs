@@ -3,6 +3,7 @@
 //! | module | what it judges |
 //! |---|---|
 //! | `look` | the verbs that read |
+//! | `checked` | `check` |
 //! | `disks` | volumes in partitions and images |
 //! | `made` | new volumes |
 //! | `hostile` | damaged volumes |
@@ -10,6 +11,7 @@
 //!
 //! Mounts have their tests in `mount`.
 
+mod checked;
 mod disks;
 mod hostile;
 #[path = "../shared/lines.rs"]
