@@ -233,10 +233,10 @@ pub(super) fn limit(volume: &Rooms) -> Result<()> {
 /// half full.
 pub(super) fn keep_room(volume: &Rooms, file: FileId) -> Result<()> {
     let space = &volume.live()?.space;
-    let is_short = || space.is_tight() || is_small(volume, file) && space.has_little_data(0);
-    if !space.is_roomy() && is_short() {
-        if is_small(volume, file) {
-            store_idle(volume, &small_before(volume, file), is_short)?;
+    let is_small = || is_small(volume, file);
+    if !space.is_roomy() && (space.is_tight() || is_small() && space.has_little_data(0)) {
+        if is_small() {
+            store_idle(volume, &small_before(volume, file), || true)?;
         }
         write_back(volume, file, Patience::Tries)?;
     }
