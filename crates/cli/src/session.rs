@@ -9,14 +9,14 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use offshoot_btrfs::{BtrfsVolume, EngineOptions, Filesystem, SubvolumeId, VolumeReport};
+use offshoot_btrfs::{BtrfsVolume, EngineOptions, Filesystem, SubvolumeId};
 use offshoot_btrfs_format::TreeId;
 use offshoot_device::BlockDevice;
 use offshoot_vfs::path::{LastLink, resolve};
 use offshoot_vfs::{
     self as vfs, Code, Errno, Error, FileId, FileSystem, FileSystemMut, FileType, ReadOnlyFiles,
 };
-use offshoot_xfs::{XfsOptions, XfsReport, XfsVolume};
+use offshoot_xfs::{XfsOptions, XfsVolume};
 
 use crate::args::{OpenArguments, PlaceArguments, TreeArguments, VolumeArguments};
 use crate::disk::{MemberDisk, VolumeFormat, refuse_shared};
@@ -207,6 +207,12 @@ impl KeptReports {
         Self { kept: Arc::default(), tell }
     }
 
+    /// Adds what an engine reports as `R`.
+    fn reporter<R: fmt::Display + 'static>(&self) -> Arc<dyn Fn(&R) + Send + Sync> {
+        let reports = self.clone();
+        Arc::new(move |report| reports.add(report))
+    }
+
     fn add(&self, report: &dyn fmt::Display) {
         (self.tell)(report);
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
@@ -353,11 +359,10 @@ impl Session {
         console: &Arc<Console>,
     ) -> Result<Self> {
         let reports = KeptReports::new(opening.warned, console);
-        let kept = reports.clone();
         let mut options = EngineOptions {
             is_degraded: arguments.degraded,
             is_log_ignored: opening.is_stored || arguments.ignore_log,
-            reporter: Some(Arc::new(move |report: &VolumeReport| kept.add(report))),
+            reporter: Some(reports.reporter()),
             has_tree_log: opening.has_tree_log,
             is_discarding: opening.is_discarding,
             flushes_on_commit: opening.flushes_on_commit,
@@ -400,10 +405,9 @@ impl Session<XfsVolume> {
         console: &Arc<Console>,
     ) -> Result<Self> {
         let reports = KeptReports::new(opening.warned, console);
-        let kept = reports.clone();
         let options = XfsOptions {
             is_log_ignored: opening.is_stored || arguments.ignore_log,
-            reporter: Some(Arc::new(move |report: &XfsReport| kept.add(report))),
+            reporter: Some(reports.reporter()),
             ..XfsOptions::default()
         };
         let device = devices[0].clone();

@@ -2,7 +2,6 @@
 //!
 //! The test needs root and `/dev/fuse`, as the judges do.
 
-use std::ops::{ControlFlow, Range};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, mpsc};
 use std::thread;
@@ -12,93 +11,26 @@ use offshoot_fuse::{MountOptions, MountPoint, Mounter, ServeOptions, Server, Tra
 use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::memory::{MemoryFilesystem, ROOT};
 use offshoot_testkit::scratch_dir;
-use offshoot_vfs::{Attr, DirEntry, FileId, FileSystem, Parent, ReadOnlyFiles, Result, StatFs};
+use offshoot_vfs::ReadOnlyFiles;
 
-/// A filesystem where the search for some names waits until it may go on.
-struct StuckFilesystem {
-    files: MemoryFilesystem,
-    stuck: AtomicUsize,
+/// Lookups that wait until they may go on.
+#[derive(Default)]
+struct StuckLookups {
+    count: AtomicUsize,
     may_go_on: Mutex<bool>,
     goes_on: Condvar,
 }
 
-impl StuckFilesystem {
+impl StuckLookups {
+    fn wait(&self) {
+        self.count.fetch_add(1, Ordering::SeqCst);
+        let may_go_on = self.may_go_on.lock().unwrap();
+        drop(self.goes_on.wait_while(may_go_on, |may| !*may).unwrap());
+    }
+
     fn go_on(&self) {
         *self.may_go_on.lock().unwrap() = true;
         self.goes_on.notify_all();
-    }
-}
-
-impl FileSystem for StuckFilesystem {
-    fn lookup(&self, dir: FileId, name: &[u8]) -> Result<FileId> {
-        if name.starts_with(b"stuck") {
-            self.stuck.fetch_add(1, Ordering::SeqCst);
-            let may_go_on = self.may_go_on.lock().unwrap();
-            drop(self.goes_on.wait_while(may_go_on, |may| !*may).unwrap());
-        }
-        self.files.lookup(dir, name)
-    }
-
-    fn root(&self) -> FileId {
-        self.files.root()
-    }
-
-    fn statfs(&self) -> Result<StatFs> {
-        self.files.statfs()
-    }
-
-    fn parent(&self, dir: FileId) -> Result<Option<Parent>> {
-        self.files.parent(dir)
-    }
-
-    fn attr(&self, file: FileId) -> Result<Attr> {
-        self.files.attr(file)
-    }
-
-    fn read_dir(
-        &self,
-        dir: FileId,
-        after: u64,
-        visit: &mut dyn FnMut(DirEntry<'_>) -> ControlFlow<()>,
-    ) -> Result<()> {
-        self.files.read_dir(dir, after, visit)
-    }
-
-    fn read_link(&self, file: FileId) -> Result<Vec<u8>> {
-        self.files.read_link(file)
-    }
-
-    fn xattr(&self, file: FileId, name: &[u8]) -> Result<Vec<u8>> {
-        self.files.xattr(file, name)
-    }
-
-    fn xattrs(
-        &self,
-        file: FileId,
-        visit: &mut dyn FnMut(&[u8], &[u8]) -> ControlFlow<()>,
-    ) -> Result<()> {
-        self.files.xattrs(file, visit)
-    }
-
-    fn read(&self, file: FileId, offset: u64, buf: &mut [u8]) -> Result<usize> {
-        self.files.read(file, offset, buf)
-    }
-
-    fn read_data(
-        &self,
-        file: FileId,
-        range: Range<u64>,
-        visit: &mut dyn FnMut(u64, &[u8]) -> Result<()>,
-    ) -> Result<()> {
-        self.files.read_data(file, range, visit)
-    }
-
-    fn next_data(&self, file: FileId, offset: u64) -> Result<Option<Range<u64>>> {
-        self.files.next_data(file, offset)
-    }
-
-    fn prefetch(&self, files: &[FileId]) {
-        self.files.prefetch(files);
     }
 }
 
@@ -114,12 +46,16 @@ fn stuck_calls_do_not_stop_others() {
     }
     let mut files = MemoryFilesystem::new();
     files.file(ROOT, b"file", 300, b"contents");
-    let (may_go_on, goes_on) = (Mutex::new(false), Condvar::new());
-    let stuck = StuckFilesystem { files, stuck: AtomicUsize::new(0), may_go_on, goes_on };
-    let stuck = Arc::new(stuck);
+    let stuck = Arc::new(StuckLookups::default());
+    let waiting_there = stuck.clone();
+    files.on_lookup = Some(Box::new(move |name| {
+        if name.starts_with(b"stuck") {
+            waiting_there.wait();
+        }
+    }));
     let dir = scratch_dir();
     let mount = Arc::new(MountPoint::new(dir.path(), MountOptions::new("stuck", "test")));
-    let files = Box::new(ReadOnlyFiles::new(stuck.clone()));
+    let files = Box::new(ReadOnlyFiles::new(Arc::new(files)));
     let server = Server::start(files, mount.clone(), ServeOptions::over(Transport::Device));
     let server = server.expect("it mounts");
     let serving = thread::spawn(move || server.wait());
@@ -139,7 +75,7 @@ fn stuck_calls_do_not_stop_others() {
     let answer = answer.recv_timeout(TIME_TO_ANSWER);
     let are_stuck = (0..6000).any(|_| {
         thread::sleep(Duration::from_millis(10));
-        stuck.stuck.load(Ordering::SeqCst) == STUCK
+        stuck.count.load(Ordering::SeqCst) == STUCK
     });
     stuck.go_on();
     for thread in waiting {

@@ -63,7 +63,7 @@ impl OpenOptions {
         Self::default()
     }
 
-    /// Opens the volume for writing too. Nobody else may use it meanwhile. XFS is only read.
+    /// Opens the volume for writing too. No other program may use it meanwhile. XFS is only read.
     #[must_use]
     pub fn write(mut self, is_writable: bool) -> Self {
         self.is_writable = is_writable;

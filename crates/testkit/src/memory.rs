@@ -37,11 +37,16 @@ pub struct MemoryNode {
     pub is_endless: bool,
 }
 
+/// Called with the name of each lookup.
+type OnLookup = Box<dyn Fn(&[u8]) + Send + Sync>;
+
 /// The filesystem: all inodes by number.
 #[derive(Default)]
 pub struct MemoryFilesystem {
     /// All inodes.
     pub nodes: BTreeMap<u64, MemoryNode>,
+    /// What a lookup does first; it may wait.
+    pub on_lookup: Option<OnLookup>,
 }
 
 impl MemoryFilesystem {
@@ -125,6 +130,9 @@ impl FileSystem for MemoryFilesystem {
     }
 
     fn lookup(&self, dir: FileId, name: &[u8]) -> Result<FileId> {
+        if let Some(happens) = &self.on_lookup {
+            happens(name);
+        }
         let node = self.get(dir)?;
         if node.attr.file_type != FileType::Directory {
             return Err(Error::posix(Errno::NOTDIR, dir.to_string()));

@@ -224,7 +224,7 @@ impl VolumeCheck<'_> {
         }
     }
 
-    /// Checks the trees of free space of a group, and reads who owns its blocks.
+    /// Checks the trees of free space of a group, and reads the owners of its blocks.
     pub(super) fn check_free_space(
         &self,
         ag: AgNumber,

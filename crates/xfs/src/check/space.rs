@@ -1,4 +1,4 @@
-//! Who owns each block of a group: free space, owners, reverse map and reference counts agree.
+//! The owners of the blocks of a group: free space, owners, reverse map and reference counts agree.
 //!
 //! The mappings of files lie anywhere, so each pass over all inodes gathers those of a range of
 //! groups, as many as [`SpaceGather::MOST_RUNS`] have room for. A pass begins with all groups that

@@ -289,16 +289,21 @@ fn recovered_bytes(disk: &XfsDisk, what: &str, at: u64, len: usize) -> Option<Ve
 const NEXT_UNLINKED: usize = 96;
 const INODE_LSN: usize = 112;
 
+/// The inode of `file` in the root directory, and where it lies, in bytes.
+fn inode_of_file(disk: &XfsDisk, log: &LogOnDisk) -> (Ino, u64) {
+    let ours = XfsVolume::open(disk.device(), &XfsOptions::default()).unwrap();
+    let ino = Ino(ours.lookup(ours.root(), b"file").unwrap().ino);
+    (ino, log.geometry.inode_offset(ino).unwrap())
+}
+
 /// Inodes are replayed by their LSN, and keep their place in the chain of unlinked inodes, which
 /// only buffers of inodes change.
 #[test]
 fn inodes_are_written_by_lsn_and_keep_their_chains() {
     let Some(judges) = judges::require() else { return };
     let disk = clean(&judges);
-    let ours = XfsVolume::open(disk.device(), &XfsOptions::default()).unwrap();
-    let ino = Ino(ours.lookup(ours.root(), b"file").unwrap().ino);
     let log = LogOnDisk::of(&disk);
-    let at = log.geometry.inode_offset(ino).unwrap();
+    let (ino, at) = inode_of_file(&disk, &log);
     let cluster = at / 16_384 * 16_384;
     let old = log.device_bytes(at, 512);
     let head = log.ends.head;
@@ -445,11 +450,9 @@ fn a_superblock_that_only_the_log_has_is_refused_too() {
 fn trees_that_get_another_owner_are_walked_once() {
     let Some(judges) = judges::require() else { return };
     let disk = clean(&judges);
-    let ours = XfsVolume::open(disk.device(), &XfsOptions::default()).unwrap();
-    let ino = Ino(ours.lookup(ours.root(), b"file").unwrap().ino);
     let log = LogOnDisk::of(&disk);
     let geometry = &log.geometry;
-    let at = geometry.inode_offset(ino).unwrap();
+    let (ino, at) = inode_of_file(&disk, &log);
     let inode = log.device_bytes(at, 512);
     let mut core: [u8; CORE_SIZE] = inode[..CORE_SIZE].try_into().unwrap();
     core[5] = 3;
