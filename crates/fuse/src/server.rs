@@ -348,9 +348,7 @@ impl Pool {
     fn add(self: &Arc<Self>, errors: &Sender<io::Error>) {
         if !self.call() && self.serving.load(Ordering::Relaxed) < MOST_THREADS {
             // If no thread starts, the existing threads still serve, and the guard tries again.
-            if self.start(self.device(), errors).is_err() {
-                self.idle.note_short();
-            }
+            let _ = self.start(self.device(), errors);
         }
     }
 
@@ -366,8 +364,11 @@ impl Pool {
             if short_ticks >= SHORT_TICKS {
                 self.add(errors);
             }
-            // Threads that are stuck leave no note.
-            self.idle.note_short();
+            // Threads that are stuck leave no note. When all threads serve, the next one that comes
+            // back leaves one.
+            if self.serving.load(Ordering::Relaxed) < MOST_THREADS {
+                self.idle.note_short();
+            }
         }
     }
 

@@ -233,12 +233,14 @@ pub(super) fn limit(volume: &Rooms) -> Result<()> {
 /// half full.
 pub(super) fn keep_room(volume: &Rooms, file: FileId) -> Result<()> {
     let space = &volume.live()?.space;
-    let is_small = || is_small(volume, file);
-    if !space.is_roomy() && (space.is_tight() || is_small() && space.has_little_data(0)) {
-        if is_small() {
-            store_idle(volume, &small_before(volume, file), || true)?;
+    if !space.is_roomy() {
+        let is_small = is_small(volume, file);
+        if space.is_tight() || is_small && space.has_little_data(0) {
+            if is_small {
+                store_idle(volume, &small_before(volume, file), || true)?;
+            }
+            write_back(volume, file, Patience::Tries)?;
         }
-        write_back(volume, file, Patience::Tries)?;
     }
     if space.is_tight() {
         volume.live()?.pressure.press();
