@@ -31,6 +31,9 @@ const AG_BYTES_LOG: u8 = 40;
 /// The bytes of a log are at most these.
 const MOST_LOG_BYTES: u64 = 2 << 30;
 
+/// The bytes of a sector are at most these.
+pub const MOST_SECTOR_BYTES: u64 = 32 << 10;
+
 /// The bytes of a log stripe are at most these.
 const MOST_LOG_STRIPE: u32 = 256 << 10;
 
@@ -155,7 +158,8 @@ impl XfsSuperblockFields {
     }
 
     /// The layout that follows from the features.
-    fn layout(&self) -> XfsLayout {
+    #[must_use]
+    pub fn layout(&self) -> XfsLayout {
         let (ro_compat, incompat) = (self.ro_compat(), self.incompat());
         let has_types = incompat.contains(XfsIncompat::FTYPE)
             || self.version() == 4 && self.features2().contains(XfsFeatures2::FTYPE);

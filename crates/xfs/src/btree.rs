@@ -10,7 +10,7 @@ use std::sync::Arc;
 use offshoot_vfs::{Malformed, Result, Structure};
 use offshoot_xfs_format::btree::{XfsBtreeBlock, XfsForkRoot, XfsSearchKey, XfsTree};
 use offshoot_xfs_format::record::XfsTreeRecord;
-use offshoot_xfs_format::{AgBlock, AgNumber, FileBlock, FsBlock, Ino};
+use offshoot_xfs_format::{AgBlock, AgNumber, FileBlock, FsBlock, Ino, XfsGeometry};
 
 use crate::buffer::{BufferRole, XfsBuffer, XfsBuffers};
 
@@ -21,6 +21,36 @@ pub(crate) enum XfsTreeRoot<'a> {
     Group { tree: XfsTree, ag: AgNumber, block: AgBlock, levels: u32 },
     /// In a fork of an inode.
     Fork { root: &'a XfsForkRoot, owner: Ino },
+}
+
+impl XfsTreeRoot<'_> {
+    /// Which tree it is.
+    pub(crate) fn tree(self) -> XfsTree {
+        match self {
+            Self::Group { tree, .. } => tree,
+            Self::Fork { .. } => XfsTree::Extents,
+        }
+    }
+
+    /// What the block `at` of the tree has to be.
+    pub(crate) fn role(self, at: FsBlock) -> BufferRole {
+        let owner = match self {
+            Self::Group { .. } => None,
+            Self::Fork { owner, .. } => Some(owner),
+        };
+        BufferRole::TreeBlock(self.tree(), at, owner)
+    }
+
+    /// The block that a pointer of the tree means.
+    pub(crate) fn block_of(self, geometry: &XfsGeometry, pointer: u64) -> FsBlock {
+        match self {
+            Self::Group { ag, .. } => {
+                let block = AgBlock(u32::try_from(pointer).unwrap_or(u32::MAX));
+                geometry.fs_block(ag, block)
+            }
+            Self::Fork { .. } => FsBlock(pointer),
+        }
+    }
 }
 
 /// A block of the path, and the record or the child in it.
@@ -135,33 +165,15 @@ impl<'a> XfsTreeCursor<'a> {
     }
 
     fn read(&self, at: FsBlock) -> Result<Arc<XfsBuffer>> {
-        let role = match self.root {
-            XfsTreeRoot::Group { tree, .. } => BufferRole::TreeBlock(tree, at, None),
-            XfsTreeRoot::Fork { owner, .. } => {
-                BufferRole::TreeBlock(XfsTree::Extents, at, Some(owner))
-            }
-        };
-        self.buffers.block(at, role)
+        self.buffers.block(at, self.root.role(at))
     }
 
     fn view<'b>(&self, buffer: &'b XfsBuffer) -> XfsBtreeBlock<'b> {
-        let tree = match self.root {
-            XfsTreeRoot::Group { tree, .. } => tree,
-            XfsTreeRoot::Fork { .. } => XfsTree::Extents,
-        };
-        XfsBtreeBlock::view(buffer.bytes(), self.buffers.geometry(), tree)
+        XfsBtreeBlock::view(buffer.bytes(), self.buffers.geometry(), self.root.tree())
     }
 
-    /// The block that a pointer of the tree means.
     fn block_of(&self, pointer: Option<u64>) -> FsBlock {
-        let pointer = pointer.unwrap_or(u64::MAX);
-        match self.root {
-            XfsTreeRoot::Group { ag, .. } => {
-                let block = AgBlock(u32::try_from(pointer).unwrap_or(u32::MAX));
-                self.buffers.geometry().fs_block(ag, block)
-            }
-            XfsTreeRoot::Fork { .. } => FsBlock(pointer),
-        }
+        self.root.block_of(self.buffers.geometry(), pointer.unwrap_or(u64::MAX))
     }
 }
 

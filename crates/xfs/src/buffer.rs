@@ -18,9 +18,23 @@ use offshoot_xfs_format::dir::data::DirData;
 use offshoot_xfs_format::dir::free::DirFree;
 use offshoot_xfs_format::dir::leaf::DirLeaf;
 use offshoot_xfs_format::group::{Agf, Agfl, Agi};
+use offshoot_xfs_format::superblock::MOST_SECTOR_BYTES;
 use offshoot_xfs_format::{AgNumber, BasicBlock, FileBlock, FsBlock, Ino, XfsGeometry};
 use quick_cache::Weighter;
 use quick_cache::sync::Cache;
+
+/// The largest sector at `at`, cut at the end of the device; empty behind it.
+pub(crate) fn sector_at(device: &dyn BlockDevice, at: u64) -> Result<Vec<u8>> {
+    let len = device.size_bytes().saturating_sub(at).min(MOST_SECTOR_BYTES);
+    let mut bytes = vec![0; usize::try_from(len).unwrap_or(0)];
+    if bytes.is_empty() {
+        return Ok(bytes);
+    }
+    device.read_at(at, &mut bytes).map_err(|error| {
+        Error::io(format!("reading {len} bytes at {at} of {}", device.name()), error)
+    })?;
+    Ok(bytes)
+}
 
 /// What a buffer has to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

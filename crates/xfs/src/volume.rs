@@ -30,6 +30,16 @@ pub enum XfsLogState {
 }
 
 impl XfsLogState {
+    /// The state in a word.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Empty => "empty",
+            Self::Pending => "pending",
+            Self::Unreadable(_) => "unreadable",
+        }
+    }
+
     fn of(log: &Result<VolumeLog>) -> Self {
         match log {
             Ok(log) if log.ends.is_clean => Self::Empty,

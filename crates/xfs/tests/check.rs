@@ -4,12 +4,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
-use std::io;
 use std::os::unix::fs::{FileExt, symlink};
 use std::path::Path;
 use std::sync::Arc;
 
-use offshoot_device::BlockDevice;
+use offshoot_device::{BlockDevice, Fault, FaultDevice, RequestKind};
 use offshoot_testkit::fill::{directory, write};
 use offshoot_testkit::run::run;
 use offshoot_testkit::xfs::disk::{XfsDisk, XfsShutdown};
@@ -154,8 +153,9 @@ fn each_damage_has_its_finding() {
     assert_finds(&disk, &[Code::Log], "log");
     let blocks = filled.disk.field(&["sb 0"], "agblocks");
     let root = (blocks + filled.disk.field(&["agf 1"], "bnoroot")) * 4096;
-    let failing: Arc<dyn BlockDevice> =
-        Arc::new(FailingAt { inner: filled.disk.device(), at: root });
+    let failing = FaultDevice::new(filled.disk.device());
+    failing.add_to(RequestKind::Reads, root..root + 1, Fault::Error);
+    let failing: Arc<dyn BlockDevice> = Arc::new(failing);
     assert!(codes(&check(&failing)).contains(&Code::NotRead));
     found.extend([Code::Superblock, Code::Log, Code::NotRead]);
     let missing: Vec<_> = Code::ALL.iter().filter(|code| !found.contains(code)).collect();
@@ -189,42 +189,6 @@ fn log_start(disk: &XfsDisk) -> u64 {
     let (start, log) = (field("logstart"), field("agblklog"));
     let (group, block) = (start >> log, start & ((1 << log) - 1));
     (group * field("agblocks") + block) * field("blocksize")
-}
-
-/// A device that fails to read at one place, and is not written.
-#[derive(Debug)]
-struct FailingAt {
-    inner: Arc<dyn BlockDevice>,
-    at: u64,
-}
-
-impl BlockDevice for FailingAt {
-    fn name(&self) -> &str {
-        self.inner.name()
-    }
-
-    fn size_bytes(&self) -> u64 {
-        self.inner.size_bytes()
-    }
-
-    fn read_at(&self, at: u64, bytes: &mut [u8]) -> io::Result<()> {
-        if (at..at + bytes.len() as u64).contains(&self.at) {
-            return Err(io::Error::other("a bad sector"));
-        }
-        self.inner.read_at(at, bytes)
-    }
-
-    fn write_at(&self, _: u64, _: &[u8]) -> io::Result<()> {
-        Err(io::ErrorKind::ReadOnlyFilesystem.into())
-    }
-
-    fn flush(&self) -> io::Result<()> {
-        Err(io::ErrorKind::ReadOnlyFilesystem.into())
-    }
-
-    fn discard(&self, _: u64, _: u64) -> io::Result<()> {
-        Err(io::ErrorKind::ReadOnlyFilesystem.into())
-    }
 }
 
 #[test]

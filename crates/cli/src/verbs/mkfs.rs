@@ -105,10 +105,10 @@ impl NewVolumeOptions {
     }
 
     fn make(&self, devices: &[Arc<dyn BlockDevice>]) -> offshoot_vfs::Result<Uuid> {
-        match (self, devices) {
-            (Self::Btrfs(options), _) => mkfs(devices, options),
-            (Self::Xfs(options), [device]) => mkfs_xfs(&**device, options),
-            (Self::Xfs(_), _) => Err(Error::posix(Errno::INVAL, "an XFS volume has one device")),
+        match self {
+            Self::Btrfs(options) => mkfs(devices, options),
+            // `of` requires that there is one.
+            Self::Xfs(options) => mkfs_xfs(&*devices[0], options),
         }
     }
 }

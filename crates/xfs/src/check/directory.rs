@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use offshoot_kit::ranges::joined;
 use offshoot_kit::sync::atomic::Ordering;
 use offshoot_xfs_format::da::DaKind;
 use offshoot_xfs_format::dir::data::DirData;
@@ -209,12 +210,9 @@ impl InodePass<'_> {
             if extent.offset >= leaf_start(check.geometry()) {
                 break;
             }
-            let (start, end) = (extent.offset.0, end_of(&extent));
-            match ranges.last_mut() {
-                Some(last) if last.end == start => last.end = end,
-                _ => ranges.push(start..end),
-            }
+            ranges.push(extent.offset.0..end_of(&extent));
         }
+        let ranges = joined(ranges);
         let is_unit =
             |range: &Range<u64>| range.start.is_multiple_of(unit) && range.end.is_multiple_of(unit);
         match ranges.iter().find(|range| !is_unit(range)) {

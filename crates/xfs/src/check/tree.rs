@@ -3,13 +3,12 @@
 //! The keys of a block lie between the two keys that its parent has for it and for its right
 //! neighbour, so no block is visited twice, whatever a hostile volume holds.
 
-use offshoot_xfs_format::btree::{XfsBtreeBlock, XfsSearchKey, XfsTree};
-use offshoot_xfs_format::{AgBlock, FsBlock};
+use offshoot_xfs_format::FsBlock;
+use offshoot_xfs_format::btree::{XfsBtreeBlock, XfsSearchKey};
 
 use super::finding::{XfsFindingCode, XfsFindingPlace};
 use super::whole::VolumeCheck;
 use crate::btree::{XfsTreeRoot, file_key};
-use crate::buffer::BufferRole;
 
 /// A block that is still to be visited.
 struct ExpectedTreeBlock {
@@ -64,12 +63,7 @@ impl VolumeCheck<'_> {
         visit: &mut dyn FnMut(FsBlock, &XfsBtreeBlock<'_>),
     ) -> Option<()> {
         let at = expected.at;
-        let (tree, role) = match root {
-            XfsTreeRoot::Group { tree, .. } => (tree, BufferRole::TreeBlock(tree, at, None)),
-            XfsTreeRoot::Fork { owner, .. } => {
-                (XfsTree::Extents, BufferRole::TreeBlock(XfsTree::Extents, at, Some(owner)))
-            }
-        };
+        let (tree, role) = (root.tree(), root.role(at));
         let bad = |problem: String| {
             let problem = format!("{tree:?}, block {at}: {problem}");
             self.findings.add(XfsFindingCode::TreeShape, place_of(root), problem);
@@ -111,7 +105,7 @@ impl VolumeCheck<'_> {
         for index in (0..if level == 0 { 0 } else { block.len() }).rev() {
             let pointer = block.pointer(index)?;
             stack.push(ExpectedTreeBlock {
-                at: self.child(root, pointer),
+                at: root.block_of(self.geometry(), pointer),
                 level: level - 1,
                 low: block.key(index),
                 high: block.stored_key(index).and_then(|stored| tree.child_high_key(stored)),
@@ -123,16 +117,6 @@ impl VolumeCheck<'_> {
 
     fn block_in_group(&self, at: FsBlock) -> u64 {
         at.0 & ((1 << self.geometry().ag_block_log) - 1)
-    }
-
-    fn child(&self, root: XfsTreeRoot<'_>, pointer: u64) -> FsBlock {
-        match root {
-            XfsTreeRoot::Group { ag, .. } => {
-                let block = AgBlock(u32::try_from(pointer).unwrap_or(u32::MAX));
-                self.geometry().fs_block(ag, block)
-            }
-            XfsTreeRoot::Fork { .. } => FsBlock(pointer),
-        }
     }
 }
 

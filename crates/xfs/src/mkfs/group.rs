@@ -16,7 +16,7 @@ use offshoot_xfs_format::{AgBlock, AgIno, AgNumber, Ino};
 use zerocopy::IntoBytes;
 
 use super::invalid;
-use super::layout::{NewXfsLayout, roots_end};
+use super::layout::{NewXfsLayout, roots_end, roots_of};
 use super::options::XfsMkfsOptions;
 use crate::buffer::malformed;
 
@@ -59,7 +59,7 @@ impl NewXfsGroup {
             )],
             root_chunk: None,
         };
-        for (root, tree) in roots_of(layout) {
+        for (root, tree) in roots_of(geometry) {
             group.own(GroupBlocks { start: root, count: 1 }, owner_of(tree));
         }
         let (log_ag, AgBlock(start)) = layout.log;
@@ -168,7 +168,7 @@ impl NewXfsGroup {
         // The superblock comes last, in a write of its own.
         let headers = at(0) + geometry.sector_size() as u64;
         let mut pieces = vec![(headers, self.headers(layout))];
-        for (root, tree) in roots_of(layout) {
+        for (root, tree) in roots_of(geometry) {
             let place = geometry.fs_block(self.ag, AgBlock(root));
             let mut leaf = XfsBtreeBuilder::new(geometry, tree, place, Ino::NULL, 0)
                 .ok_or_else(|| invalid("a tree that the volume does not have"))?;
@@ -186,7 +186,8 @@ impl NewXfsGroup {
     /// The blocks of the headers, without the superblock.
     fn headers(&self, layout: &NewXfsLayout) -> Vec<u8> {
         let geometry = &layout.geometry;
-        let root = |tree| roots_of(layout).find(|(_, other)| *other == tree).map(|(root, _)| root);
+        let root =
+            |tree| roots_of(geometry).find(|(_, other)| *other == tree).map(|(root, _)| root);
         let root_and_level = |tree| root(tree).map_or((0, 0), |root| (root, 1));
         let mut agf = new_agf(geometry, self.ag);
         let trees = [XfsTree::FreeByBlock, XfsTree::FreeBySize, XfsTree::ReverseMap];
@@ -350,22 +351,6 @@ fn generation(options: &XfsMkfsOptions, ino: Ino) -> u32 {
         mixed ^ mixed >> 31
     });
     u32::try_from(mixed >> 32).unwrap_or(u32::MAX)
-}
-
-/// The trees of a group, with the blocks of their roots.
-fn roots_of(layout: &NewXfsLayout) -> impl Iterator<Item = (u32, XfsTree)> {
-    let geometry = &layout.geometry;
-    let has = |flag| geometry.layout.contains(flag);
-    let trees = [
-        (XfsTree::FreeByBlock, true),
-        (XfsTree::FreeBySize, true),
-        (XfsTree::Inodes, true),
-        (XfsTree::FreeInodes, has(XfsLayout::FREE_INODES)),
-        (XfsTree::ReverseMap, has(XfsLayout::REVERSE_MAP)),
-        (XfsTree::ReferenceCounts, has(XfsLayout::SHARED_BLOCKS)),
-    ];
-    let there = trees.into_iter().filter(|(_, is_there)| *is_there).map(|(tree, _)| tree);
-    (geometry.header_blocks()..).zip(there)
 }
 
 fn owner_of(tree: XfsTree) -> XfsOwner {

@@ -2,7 +2,8 @@
 
 use offshoot_device::BlockDevice;
 use offshoot_vfs::{Errno, Error, Result};
-use offshoot_xfs_format::features::{XfsFeatures2, XfsIncompat, XfsRoCompat, XfsVersionBits};
+use offshoot_xfs_format::btree::XfsTree;
+use offshoot_xfs_format::features::{XfsFeatures2, XfsIncompat, XfsVersionBits};
 use offshoot_xfs_format::geometry::XfsLayout;
 use offshoot_xfs_format::superblock::{MAGIC, XfsSuperblock, XfsSuperblockFields};
 use offshoot_xfs_format::{AgBlock, AgNumber, FsBlock, Ino, XfsGeometry};
@@ -239,10 +240,22 @@ impl NewXfsLog<'_> {
 
 /// The first block of a group behind its headers and the roots of its trees.
 pub(super) fn roots_end(geometry: &XfsGeometry) -> u32 {
-    let optional =
-        [XfsLayout::FREE_INODES, XfsLayout::REVERSE_MAP, XfsLayout::SHARED_BLOCKS].into_iter();
-    let optional = optional.map(|layout| u32::from(geometry.layout.contains(layout)));
-    geometry.header_blocks() + 3 + optional.sum::<u32>()
+    roots_of(geometry).map(|(root, _)| root + 1).last().unwrap_or(0)
+}
+
+/// The trees of a group, with the blocks of their roots.
+pub(super) fn roots_of(geometry: &XfsGeometry) -> impl Iterator<Item = (u32, XfsTree)> {
+    let has = |flag| geometry.layout.contains(flag);
+    let trees = [
+        (XfsTree::FreeByBlock, true),
+        (XfsTree::FreeBySize, true),
+        (XfsTree::Inodes, true),
+        (XfsTree::FreeInodes, has(XfsLayout::FREE_INODES)),
+        (XfsTree::ReverseMap, has(XfsLayout::REVERSE_MAP)),
+        (XfsTree::ReferenceCounts, has(XfsLayout::SHARED_BLOCKS)),
+    ];
+    let there = trees.into_iter().filter(|(_, is_there)| *is_there).map(|(tree, _)| tree);
+    (geometry.header_blocks()..).zip(there)
 }
 
 /// The geometry, with a log that is not placed yet.
@@ -250,19 +263,15 @@ fn geometry(options: &XfsMkfsOptions, sector: u32, sizes: &NewXfsSizes) -> Resul
     let log = |size: u32| -> Result<u8> { narrow(u64::from(size.ilog2())) };
     let group: u32 = narrow(sizes.group)?;
     let (ro_compat, incompat) = (options.features.ro_compat, options.features.incompat);
-    let mut layout = XfsLayout::CHECKSUMS;
-    for (has, flag) in [
-        (incompat.contains(XfsIncompat::PARENT), XfsLayout::PARENTS),
-        (incompat.contains(XfsIncompat::NREXT64), XfsLayout::WIDE_COUNTS),
-        (ro_compat.contains(XfsRoCompat::FINOBT), XfsLayout::FREE_INODES),
-        (ro_compat.contains(XfsRoCompat::RMAPBT), XfsLayout::REVERSE_MAP),
-        (ro_compat.contains(XfsRoCompat::REFLINK), XfsLayout::SHARED_BLOCKS),
-    ] {
-        layout.set(flag, has);
-    }
+    let features = XfsSuperblockFields {
+        versionnum: 5.into(),
+        ro_compat: ro_compat.bits().into(),
+        incompat: incompat.bits().into(),
+        ..XfsSuperblockFields::new_zeroed()
+    };
     let block_log = log(options.block_size)?;
     Ok(XfsGeometry {
-        layout,
+        layout: features.layout(),
         block_log,
         sector_log: log(sector)?,
         inode_log: log(options.inode_size)?,

@@ -10,11 +10,11 @@
 
 use offshoot_device::BlockDevice;
 use offshoot_kit::new_volume::{flush, wipe, write, zero};
-use offshoot_vfs::{Error, Result};
+use offshoot_vfs::Result;
 use offshoot_xfs_format::log::op::XfsOpWriter;
 use offshoot_xfs_format::log::record::{header_count, padded_len};
 use offshoot_xfs_format::log::{BLOCK, XfsLogRecord, XfsLogRing};
-use offshoot_xfs_format::superblock::{XfsSuperblock, XfsSuperblockFields};
+use offshoot_xfs_format::superblock::{MOST_SECTOR_BYTES, XfsSuperblock, XfsSuperblockFields};
 use offshoot_xfs_format::{AgBlock, AgNumber, Ino};
 use uuid::Uuid;
 
@@ -22,7 +22,7 @@ use super::group::NewXfsGroup;
 use super::invalid;
 use super::layout::{LEAST_GROUP, NewXfsLayout};
 use super::options::XfsMkfsOptions;
-use crate::buffer::malformed;
+use crate::buffer::{malformed, sector_at};
 
 /// The version of the log.
 const LOG_VERSION: u32 = 2;
@@ -32,9 +32,6 @@ const LITTLE_ENDIAN: u32 = 1;
 
 /// The least log buffer, in bytes.
 const LEAST_BUFFER: u32 = 32 << 10;
-
-/// The largest sector, in bytes.
-const MOST_SECTOR: u64 = 32 << 10;
 
 /// The transaction of the unmount, any number but 0.
 const UNMOUNT: u32 = 0xb0c0_d0d0;
@@ -47,7 +44,7 @@ pub(super) fn volume(
 ) -> Result<()> {
     let old = old_superblock(device)?;
     // An old superblock must not outlive what it leads to.
-    zero(device, 0..device.size_bytes().min(MOST_SECTOR))?;
+    zero(device, 0..device.size_bytes().min(MOST_SECTOR_BYTES))?;
     flush(device)?;
     wipe(device)?;
     flush(device)?;
@@ -133,12 +130,7 @@ fn unmount_record(layout: &NewXfsLayout) -> Result<Vec<u8>> {
 
 /// The superblock of the volume that the device holds, if it holds one.
 fn old_superblock(device: &dyn BlockDevice) -> Result<Option<XfsSuperblock>> {
-    let len = device.size_bytes().min(MOST_SECTOR);
-    let mut sector = vec![0; usize::try_from(len).unwrap_or(0)];
-    device
-        .read_at(0, &mut sector)
-        .map_err(|e| Error::io(format!("{}: reading the old superblock", device.name()), e))?;
-    Ok(XfsSuperblock::parse(&sector).ok())
+    Ok(XfsSuperblock::parse(&sector_at(device, 0)?).ok())
 }
 
 /// Zeroes the superblocks of all groups of an old volume but the first, from which a repair could

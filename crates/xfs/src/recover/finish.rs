@@ -25,7 +25,7 @@ use uuid::Uuid;
 
 use super::log::VolumeLog;
 use super::{CACHE_BYTES, NEXT_STEP};
-use crate::buffer::{XfsBuffers, malformed};
+use crate::buffer::{XfsBuffers, malformed, sector_at};
 use crate::group;
 
 /// The transaction of an unmount op, which is none.
@@ -90,10 +90,7 @@ impl UnmountRecord {
 
 /// The first sector of a volume, and the superblock in it.
 pub(super) fn first_superblock(device: &Arc<dyn BlockDevice>) -> Result<(Vec<u8>, XfsSuperblock)> {
-    let mut sector = vec![0; 1 << 15];
-    let len = sector.len().min(usize::try_from(device.size_bytes()).unwrap_or(usize::MAX));
-    sector.truncate(len);
-    device.read_at(0, &mut sector).map_err(|error| failed("reading", &**device, error))?;
+    let mut sector = sector_at(&**device, 0)?;
     let superblock = XfsSuperblock::parse(&sector).map_err(malformed)?;
     sector.truncate(superblock.geometry.sector_size());
     Ok((sector, superblock))

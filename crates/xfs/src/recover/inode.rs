@@ -4,18 +4,16 @@ use std::collections::HashSet;
 
 use offshoot_vfs::{Error, Malformed, Result, Structure};
 use offshoot_xfs_format::btree::{LongBlockHeader, XfsBtreeBlock, XfsForkRoot, XfsTree};
+use offshoot_xfs_format::identity::XfsIdentity;
 use offshoot_xfs_format::ids::BASIC_BLOCK;
 use offshoot_xfs_format::inode::{
-    self, INODE_CRC, INODE_MAGIC, XfsForkFormat, XfsInode, XfsInodeCore, file_type,
+    INODE_CRC, INODE_MAGIC, XfsForkFormat, XfsInode, XfsInodeCore, file_type,
 };
 use offshoot_xfs_format::log::items::{XfsBufferType, XfsInodeFields, XfsInodeItem, check_extent};
 use offshoot_xfs_format::{BasicBlock, FsBlock, Ino, Lsn, XfsGeometry, csum};
 
 use super::replay::{LogReplay, ReplayedContent};
 use crate::buffer::damaged_at;
-
-/// Where an inode has its LSN.
-const LSN: usize = std::mem::offset_of!(XfsInodeCore, lsn);
 
 /// Where a block of a tree of extents has its owner.
 const OWNER: usize = std::mem::offset_of!(LongBlockHeader, owner);
@@ -165,8 +163,7 @@ fn is_newer(inode: &[u8], item: &XfsInodeItem<'_>, geometry: &XfsGeometry, lsn: 
         if !is_whole(inode, geometry) {
             return false;
         }
-        let stored = inode.get(LSN..).and_then(<[u8]>::first_chunk);
-        let stored = Lsn(u64::from_be_bytes(*stored.unwrap_or(&[0; 8])));
+        let stored = XfsIdentity::INODE.lsn_of(inode).unwrap_or(Lsn(0));
         return stored != Lsn::NONE && stored > lsn;
     }
     let flushes = |bytes: &[u8]| bytes.get(FLUSHES..).and_then(<[u8]>::first_chunk).copied();
@@ -212,12 +209,9 @@ fn replayed_inode(
             to.ok_or_else(|| short(what, logged.len()))?.copy_from_slice(logged);
         }
     }
-    if geometry.has_checksums()
-        && let Some(field) = new.get_mut(LSN..).and_then(<[u8]>::first_chunk_mut)
-    {
-        *field = lsn.0.to_be_bytes();
+    if geometry.has_checksums() {
+        XfsIdentity::INODE.seal(&mut new, lsn);
     }
-    inode::seal(&mut new, geometry);
     Ok(new)
 }
 

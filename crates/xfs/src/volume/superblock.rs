@@ -13,6 +13,7 @@ use offshoot_xfs_format::group::Agf;
 use offshoot_xfs_format::superblock::{MAGIC, XfsSuperblock, XfsSuperblockFields};
 use offshoot_xfs_format::{AgNumber, U64, XfsGeometry};
 
+use crate::buffer::sector_at;
 use crate::report::{XfsReport, XfsReporter, tell};
 
 /// The bytes of sectors, as powers of two.
@@ -53,19 +54,6 @@ pub(super) fn read(
     let problem = problem.problem.into_owned();
     tell(reporter, &XfsReport::SuperblockCopy { group, problem });
     Ok(VolumeSuperblock { superblock, is_first: false })
-}
-
-/// The largest sector at `at`, cut at the end of the device; empty behind it.
-fn sector_at(device: &dyn BlockDevice, at: u64) -> Result<Vec<u8>> {
-    let len = device.size_bytes().saturating_sub(at).min(1 << SECTOR_LOGS.end());
-    let mut bytes = vec![0; usize::try_from(len).unwrap_or(0)];
-    if bytes.is_empty() {
-        return Ok(bytes);
-    }
-    device.read_at(at, &mut bytes).map_err(|error| {
-        Error::io(format!("reading {len} bytes at {at} of {}", device.name()), error)
-    })?;
-    Ok(bytes)
 }
 
 /// The superblock that all groups but the first have, if they agree, with the group that knows the

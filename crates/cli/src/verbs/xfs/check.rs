@@ -4,9 +4,7 @@ use std::io::Write;
 use std::sync::Arc;
 
 use offshoot_device::BlockDevice;
-use offshoot_xfs::{
-    XfsFinding, XfsFindingCode, XfsFindingPlace, XfsLogState, XfsOptions, XfsReport, check_xfs,
-};
+use offshoot_xfs::{XfsFinding, XfsFindingCode, XfsFindingPlace, XfsOptions, XfsReport, check_xfs};
 use serde_json::{Value, json};
 
 use crate::args::InfoArguments;
@@ -35,11 +33,7 @@ pub(in crate::verbs) fn run(
     }
     let count = result.findings.len();
     if arguments.json {
-        let log = match result.log {
-            XfsLogState::Empty => "empty",
-            XfsLogState::Pending => "pending",
-            XfsLogState::Unreadable(_) => "unreadable",
-        };
+        let log = result.log.name();
         let summary = json!({
             "findings": count, "are_more": result.are_more, "inodes": result.inodes, "log": log,
         });

@@ -14,7 +14,7 @@ use offshoot_vfs::{Errno, Error, OsReason};
 use offshoot_xfs::{XfsOptions, XfsVolume};
 use offshoot_xfs_format::group::{Agf, Agfl, Agi};
 use offshoot_xfs_format::inode::XfsInode;
-use offshoot_xfs_format::superblock::XfsSuperblock;
+use offshoot_xfs_format::superblock::{MOST_SECTOR_BYTES, XfsSuperblock};
 use offshoot_xfs_format::{AgBlock, AgNumber, Ino, Malformed, XfsGeometry};
 use serde::Serialize;
 
@@ -23,9 +23,6 @@ use crate::output::{Console, Escaped, JsonArray};
 use crate::verbs::fields::Fields;
 
 pub(in crate::verbs) use log::run as log;
-
-/// The largest sector, in bytes.
-const MOST_SECTOR_BYTES: u64 = 32 << 10;
 
 /// Where and how structures are shown.
 pub(in crate::verbs) struct DumpOutput<'a> {

@@ -55,12 +55,11 @@ impl XfsInfo {
         let fields = &volume.superblock().fields;
         let uuid = |bytes| uuid::Uuid::from_bytes(bytes).to_string();
         let log_size = u64::from(fields.logblocks.get()) << fields.blocklog;
-        let (log, log_shown) = match volume.log_state() {
-            XfsLogState::Empty => ("empty", "empty".to_owned()),
-            XfsLogState::Pending => {
-                ("pending", "pending: verbs that read files replay it in memory".to_owned())
-            }
-            XfsLogState::Unreadable(why) => ("unreadable", format!("unreadable: {why}")),
+        let log = volume.log_state().name();
+        let log_shown = match volume.log_state() {
+            XfsLogState::Empty => log.to_owned(),
+            XfsLogState::Pending => format!("{log}: verbs that read files replay it in memory"),
+            XfsLogState::Unreadable(why) => format!("{log}: {why}"),
         };
         let label_bytes = volume.label();
         let used = volume.statfs().map_err(|error| console.warning(&error)).ok();
