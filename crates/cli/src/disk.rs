@@ -33,7 +33,6 @@ use std::sync::Arc;
 use offshoot_device::{BlockDevice, FileDevice, OpenedDisk, WindowDevice};
 
 use contents::NamedContents;
-pub(crate) use format::VolumeFormat;
 pub(crate) use name::{DiskName, is_file};
 use offshoot_transfer::host::{HostId, host_id_of_file};
 pub(crate) use shared::open_files;

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use offshoot_btrfs::{BtrfsVolume, EngineOptions, Filesystem, SubvolumeId};
 use offshoot_btrfs_format::TreeId;
-use offshoot_device::BlockDevice;
+use offshoot_device::{BlockDevice, VolumeFormat};
 use offshoot_vfs::path::{LastLink, resolve};
 use offshoot_vfs::{
     self as vfs, Code, Errno, Error, FileId, FileSystem, FileSystemMut, FileType, ReadOnlyFiles,
@@ -19,7 +19,7 @@ use offshoot_vfs::{
 use offshoot_xfs::{XfsOptions, XfsVolume};
 
 use crate::args::{OpenArguments, PlaceArguments, TreeArguments, VolumeArguments};
-use crate::disk::{MemberDisk, VolumeFormat, refuse_shared};
+use crate::disk::{MemberDisk, refuse_shared};
 use crate::exit::{Result, VerbFailure};
 use crate::output::{Console, Escaped};
 use crate::place::VolumePath;

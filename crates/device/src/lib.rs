@@ -67,7 +67,7 @@ pub use image::{
     open_image, open_qcow2, open_qcow2_within, open_vmdk,
 };
 pub use memory::{MemoryBudget, MemoryDevice};
-pub use occupant::{Occupant, occupant, occupant_at, signature_places};
+pub use occupant::{Occupant, VolumeFormat, occupant, occupant_at, signature_places};
 pub use partition::{Partition, PartitionTable, TableKind};
 pub use window::WindowDevice;
 

@@ -226,6 +226,45 @@ pub fn signature_places(size_bytes: u64) -> impl Iterator<Item = Range<u64>> {
     ends.into_iter().chain(superblocks.into_iter().filter(move |place| place.end <= size_bytes))
 }
 
+/// A format of volumes that a disk may be opened for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum VolumeFormat {
+    /// btrfs.
+    Btrfs,
+    /// XFS.
+    Xfs,
+}
+
+impl VolumeFormat {
+    /// The names of all formats, in messages.
+    pub const NAMES: &str = "btrfs or XFS";
+
+    const ALL: [Self; 2] = [Self::Btrfs, Self::Xfs];
+
+    /// The name, which is that of its signature too.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Btrfs => "btrfs",
+            Self::Xfs => "XFS",
+        }
+    }
+
+    /// The format whose signature has this name.
+    #[must_use]
+    pub fn of(signature: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|format| format.name() == signature)
+    }
+
+    /// The format of the volume on `device`. Without a signature, or if it cannot be read, it is
+    /// btrfs: that engine may find copies, and otherwise its error says what is missing.
+    #[must_use]
+    pub fn on(device: &dyn BlockDevice) -> Self {
+        let found = occupant_at(device, 0, device.size_bytes());
+        found.ok().flatten().and_then(Self::of).unwrap_or(Self::Btrfs)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -12,39 +12,14 @@ use std::sync::Arc;
 
 use offshoot_device::{
     BlockDevice, DiskContents, DiskError, DiskFormat, DiskObstacle, DiskOptions, OpenedDisk,
-    OtherFiles, WindowDevice, occupant_at,
+    OtherFiles, VolumeFormat, WindowDevice, occupant_at,
 };
 use offshoot_vfs::{Code, Errno, Error, Result};
 
 use crate::OpenOptions;
 
-/// A format of volumes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum KnownFormat {
-    Btrfs,
-    Xfs,
-}
-
-/// The formats, in messages.
-const KNOWN: &str = "btrfs or XFS";
-
-impl KnownFormat {
-    /// The format whose signature has this name.
-    fn of(signature: &str) -> Option<Self> {
-        match signature {
-            "btrfs" => Some(Self::Btrfs),
-            "XFS" => Some(Self::Xfs),
-            _ => None,
-        }
-    }
-
-    /// The format of the volume on `device`. Without a signature, or if it cannot be read, it is
-    /// btrfs: that engine may find copies, and otherwise says what it misses.
-    pub(crate) fn on(device: &dyn BlockDevice) -> Self {
-        let found = occupant_at(device, 0, device.size_bytes());
-        found.ok().flatten().and_then(Self::of).unwrap_or(Self::Btrfs)
-    }
-}
+/// The formats that are opened, in messages.
+const KNOWN: &str = VolumeFormat::NAMES;
 
 /// Opens what is at `path` and finds the volume on it: in the partition of the number `wanted`, or
 /// wherever it is.
@@ -56,7 +31,7 @@ pub(crate) fn find(
     let disk = open_disk(path, options)?;
     let failed = |error| Error::io(path.display().to_string(), error);
     let look = |start, len| occupant_at(&*disk, start, len);
-    let is_known = |what: &&str| KnownFormat::of(what).is_some();
+    let is_known = |what: &&str| VolumeFormat::of(what).is_some();
     let contents = DiskContents::read(&*disk, look, is_known).map_err(failed)?;
     let whole = contents.whole;
     let shown = path.display();

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use offshoot_btrfs as btrfs;
 use offshoot_btrfs_format::TreeId;
-use offshoot_device::BlockDevice;
+use offshoot_device::{BlockDevice, VolumeFormat};
 use offshoot_vfs::escape::Escaped;
 use offshoot_vfs::path::{LastLink, at_path, resolve, resolve_end};
 use offshoot_vfs::{
@@ -23,7 +23,7 @@ use offshoot_vfs::{
 use offshoot_xfs::XfsVolume;
 
 use crate::OpenOptions;
-use crate::find::{KnownFormat, find};
+use crate::find::find;
 
 pub use look::{DirEntry, ReadDir, WalkEntry};
 
@@ -99,8 +99,8 @@ impl Volume {
     }
 
     pub(crate) fn over(devices: Vec<Arc<dyn BlockDevice>>, options: &OpenOptions) -> Result<Self> {
-        let format = devices.first().map(|device| KnownFormat::on(&**device));
-        let files = if format == Some(KnownFormat::Xfs) {
+        let format = devices.first().map(|device| VolumeFormat::on(&**device));
+        let files = if format == Some(VolumeFormat::Xfs) {
             VolumeFiles::Xfs(open_xfs(devices, options)?)
         } else {
             VolumeFiles::Btrfs(open_btrfs(devices, options)?)

@@ -5,13 +5,17 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use offshoot_device::{
-    BlockDevice, DiskContents, Partition, PartitionContents, PartitionTable, TableKind, occupant_at,
+    BlockDevice, DiskContents, Partition, PartitionContents, PartitionTable, TableKind,
+    VolumeFormat, occupant_at,
 };
 
 use super::DiskName;
-use super::format::{KNOWN, VolumeFormat};
+use super::format::label_of;
 use crate::exit::{Result, VerbFailure};
 use crate::output::{Escaped, human_size};
+
+/// The formats that are opened, in messages.
+const KNOWN: &str = VolumeFormat::NAMES;
 
 /// The contents of a disk.
 pub(crate) struct NamedContents {
@@ -68,7 +72,7 @@ impl NamedContents {
         let look = |start, len| {
             let Some(what) = occupant_at(device, start, len)? else { return Ok(None) };
             let format = VolumeFormat::of(what);
-            let label = format.map(|format| format.label_at(device, start)).transpose()?;
+            let label = format.map(|format| label_of(format, device, start)).transpose()?;
             Ok(Some((what, label.unwrap_or_default())))
         };
         let contents =

@@ -6,13 +6,13 @@
 use std::io::Write;
 use std::sync::Arc;
 
-use offshoot_device::BlockDevice;
+use offshoot_device::{BlockDevice, VolumeFormat};
 use offshoot_vfs::{Code, Error};
 
 use super::xfs::dump::DumpOutput;
 use super::{btrfs, xfs};
 use crate::args::{DumpInodeArguments, DumpVerb, VolumeArguments};
-use crate::disk::{MemberDisk, VolumeFormat};
+use crate::disk::MemberDisk;
 use crate::exit::{Result, VerbFailure};
 use crate::output::Console;
 use crate::session::{Access, only_in_btrfs};
