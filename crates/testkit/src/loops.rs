@@ -121,15 +121,20 @@ impl LoopMount {
     /// Mounts the volume that `loops` hold as `fs_type` with `options`, in the form of `mount -o`.
     ///
     /// # Errors
-    /// What the kernel said when it refused to mount them.
+    /// The error of the call, and what the kernel logged about the devices.
     pub fn new(loops: Vec<AttachedLoop>, fs_type: &str, options: &str) -> Result<Self, String> {
         let dir = tempfile::Builder::new()
             .prefix("offshoot-mount-")
             .tempdir()
             .map_err(|error| format!("a mount point: {error}"))?;
         let (flags, data) = split_options(options);
+        let mut log = KernelLog::start();
         rustix::mount::mount(&loops[0].device, dir.path(), fs_type, flags, data.as_c_str())
-            .map_err(|error| format!("the kernel does not mount with `{options}`: {error}"))?;
+            .map_err(|error| {
+                let devices: Vec<_> = loops.iter().map(|member| &*member.device).collect();
+                let said = log.complaints(&devices).join("\n");
+                format!("the kernel does not mount with `{options}`: {error}\n{said}")
+            })?;
         Ok(Self { loops, dir, watch: None })
     }
 

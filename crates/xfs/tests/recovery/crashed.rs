@@ -15,6 +15,8 @@ use offshoot_testkit::xfs::matrix::XfsVolumeKind;
 use offshoot_vfs::Code;
 use offshoot_xfs::{XfsOptions, XfsPending, XfsRecovery, XfsReport, XfsVolume};
 
+use crate::log_on_disk::LogOnDisk;
+
 /// A volume that was not unmounted.
 pub(crate) struct CrashedVolume {
     pub(crate) disk: XfsDisk,
@@ -154,10 +156,34 @@ fn same_bytes(one: &XfsDisk, other: &XfsDisk) -> bool {
     status.unwrap().success()
 }
 
-/// Waits until the kernel has freed the inodes of removed files.
+/// Waits until the kernel has freed the inodes of removed files: until their number stays the same
+/// for 300 ms, and at most 10 s.
 pub(crate) fn settle(root: &Path) {
-    rustix::fs::statvfs(root).unwrap();
-    std::thread::sleep(std::time::Duration::from_millis(300));
+    let free = || rustix::fs::statvfs(root).unwrap().f_ffree;
+    let (mut last, mut same) = (free(), 0);
+    for _ in 0..200 {
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        let now = free();
+        same = if now == last { same + 1 } else { 0 };
+        last = now;
+        if same == 6 {
+            return;
+        }
+    }
+}
+
+/// Tries `attempt` up to five times. What a log of the kernel holds depends on the speed of the
+/// machine, so one may not be what a test needs.
+pub(crate) fn make_until<T>(mut attempt: impl FnMut() -> Result<T, String>) -> T {
+    let mut reason = String::new();
+    for _ in 0..5 {
+        match attempt() {
+            Ok(made) => return made,
+            Err(why) => reason = why,
+        }
+        eprintln!("made again: {reason}");
+    }
+    panic!("{reason}")
 }
 
 /// How many cases of a kind are tried: few, or those of a campaign.
@@ -166,21 +192,25 @@ pub(crate) fn rounds(few: u64) -> u64 {
     given.map_or(few, |rounds| few * rounds.parse::<u64>().expect("a number of rounds"))
 }
 
-/// A volume with a log of many records, each synced; nothing of it is at home yet.
+/// A volume with a log of many records, each synced. The log can end with each of the last 30.
 pub(crate) fn many_records(
     judges: &XfsJudges,
     plan: ChurnPlan,
     random: &mut Random,
 ) -> CrashedVolume {
     let kind = XfsVolumeKind::named("today");
-    CrashedVolume::make(judges, kind, XfsShutdown::LogWritten, |root, _| {
-        for round in 0..30 {
-            let dir = root.join(format!("round {round}"));
-            fs::create_dir(&dir).unwrap();
-            churn(&dir, plan, 8, random);
-            fs::File::open(&dir).unwrap().sync_all().unwrap();
-        }
-        settle(root);
+    make_until(|| {
+        let crashed = CrashedVolume::make(judges, kind, XfsShutdown::LogWritten, |root, _| {
+            for round in 0..30 {
+                let dir = root.join(format!("round {round}"));
+                fs::create_dir(&dir).unwrap();
+                churn(&dir, plan, 8, random);
+                fs::File::open(&dir).unwrap().sync_all().unwrap();
+            }
+            settle(root);
+        });
+        let ends = LogOnDisk::of(&crashed.disk).possible_ends().len();
+        if ends < 30 { Err(format!("only {ends} ends of the log")) } else { Ok(crashed) }
     })
 }
 

@@ -2,38 +2,34 @@
 
 use std::fs;
 use std::os::unix::fs::FileExt;
-use std::sync::Arc;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use offshoot_device::{BlockDevice, MemoryDevice};
 use offshoot_testkit::random::{Random, seed_of_run};
 use offshoot_testkit::xfs::disk::XfsShutdown;
-use offshoot_testkit::xfs::judges;
+use offshoot_testkit::xfs::judges::{self, XfsJudges};
 use offshoot_testkit::xfs::matrix::XfsVolumeKind;
-use offshoot_xfs::{XfsReport, XfsVolume};
 
-use crate::crashed::{CrashedVolume, collecting, rounds};
+use crate::crashed::{CrashedVolume, make_until, rounds};
+use crate::log_ends::LogEnd;
 use crate::log_on_disk::LogOnDisk;
 
-/// Chains of intents that the end of the log cuts: files of many extents are cloned, exchanged and
-/// removed, while another thread syncs.
-#[test]
-fn intents_that_have_no_end_are_named() {
-    let mut random = Random::new(seed_of_run());
-    let Some(judges) = judges::require() else { return };
-    let kind = XfsVolumeKind::named("today");
-    let crashed = CrashedVolume::make(&judges, kind, XfsShutdown::LogWritten, |root, _| {
-        let original = root.join("original");
-        let file = fs::File::create(&original).unwrap();
-        for number in 0..1500 {
-            file.write_all_at(&[7; 4096], number * 8192).unwrap();
-        }
-        file.sync_all().unwrap();
-        let file = fs::File::open(&original).unwrap();
-        let done = AtomicBool::new(false);
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                let other = fs::File::create(root.join("synced")).unwrap();
+/// Cuts chains of intents: clones, shortens and removes files of many extents, while other threads
+/// sync. How many chains a sync cuts depends on the machine.
+fn cut_chains(root: &Path, files: u64) {
+    let original = root.join("original");
+    let file = fs::File::create(&original).unwrap();
+    for number in 0..1500 {
+        file.write_all_at(&[7; 4096], number * 8192).unwrap();
+    }
+    file.sync_all().unwrap();
+    let file = fs::File::open(&original).unwrap();
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for name in ["synced", "synced too"] {
+            let (root, done) = (&root, &done);
+            scope.spawn(move || {
+                let other = fs::File::create(root.join(name)).unwrap();
                 // A panic of the other thread does not stop this one.
                 for number in 1..20_000 {
                     if done.load(Ordering::Relaxed) {
@@ -43,57 +39,51 @@ fn intents_that_have_no_end_are_named() {
                     other.sync_all().unwrap();
                 }
             });
-            for number in 0..3 {
-                let clone = fs::File::create(root.join(format!("clone {number}"))).unwrap();
-                rustix::fs::ioctl_ficlone(&clone, &file).unwrap();
-                clone.set_len(4096 * number).unwrap();
-            }
-            let clone = fs::File::create(root.join("other")).unwrap();
+        }
+        for number in 0..files {
+            let clone = fs::File::create(root.join(format!("clone {number}"))).unwrap();
             rustix::fs::ioctl_ficlone(&clone, &file).unwrap();
-            done.store(true, Ordering::Relaxed);
-        });
+            clone.set_len(4096 * number).unwrap();
+        }
+        let clone = fs::File::create(root.join("other")).unwrap();
+        rustix::fs::ioctl_ficlone(&clone, &file).unwrap();
+        done.store(true, Ordering::Relaxed);
     });
-    let log = LogOnDisk::of(&crashed.disk);
-    let records = log.records();
-    // We look for cuts that leave intents, and hold some of them against the kernel.
+}
+
+/// A volume whose log cuts chains of intents, and the ends at which it does.
+pub(crate) fn with_cut_chains(judges: &XfsJudges) -> (CrashedVolume, Vec<LogEnd>) {
+    let kind = XfsVolumeKind::named("today");
+    let mut files = 0;
+    make_until(|| {
+        files += 3;
+        let crashed = CrashedVolume::make(judges, kind, XfsShutdown::LogWritten, |root, _| {
+            cut_chains(root, files);
+        });
+        let mut ends = LogOnDisk::of(&crashed.disk).possible_ends();
+        ends.retain(|end| end.intents > 0);
+        if ends.is_empty() { Err("no end leaves intents".into()) } else { Ok((crashed, ends)) }
+    })
+}
+
+/// Chains of intents that the end of the log cuts.
+#[test]
+fn intents_that_have_no_end_are_named() {
+    let mut random = Random::new(seed_of_run());
+    let Some(judges) = judges::require() else { return };
+    let (crashed, ends) = with_cut_chains(&judges);
     let mut kinds = [0; 4];
-    let (mut tried, mut held) = (0, 0);
-    while held < rounds(1) && tried < 100 * rounds(1) {
-        tried += 1;
-        let index = usize::try_from(random.below(records.len() as u64 - 1)).unwrap();
-        let (last, record) = (&records[index], &records[index + 1]);
-        // Later records are written over the tail of an early one.
-        if log.ring.distance(last.tail, log.ends.head).is_none() {
-            continue;
-        }
-        let count = log.ring.distance(record.lsn, log.ends.head).unwrap();
-        let device = Arc::new(MemoryDevice::over(crashed.disk.device()));
-        for index in 0..count {
-            // What the round before left there.
-            let at = log.ring.advance(record.lsn, index);
-            let mut block = [0; 512];
-            block[..4].copy_from_slice(&(at.cycle() - 1).to_be_bytes());
-            device.write_at(log.place(at), &block).unwrap();
-        }
-        let (options, reports) = collecting();
-        XfsVolume::open(device, &options).unwrap();
-        let is_cut = |report: &XfsReport| match report {
-            XfsReport::LogReplayed { pending, .. } => {
-                pending.frees + pending.reference_counts + pending.mappings > 0
-            }
-            _ => false,
-        };
-        if !reports.lock().unwrap().iter().any(is_cut) {
-            continue;
-        }
-        held += 1;
+    for _ in 0..rounds(1) {
+        let index = usize::try_from(random.below(ends.len() as u64)).unwrap();
+        let LogEnd { lost, intents } = &ends[index];
         let copy = crashed.copy();
-        LogOnDisk::of(&copy.disk).lose(record.lsn, count);
+        LogOnDisk::of(&copy.disk).lose_from(lost.lsn);
         let pending = copy.judge_pending();
         let found =
             [pending.frees, pending.reverse_mappings, pending.reference_counts, pending.mappings];
+        assert!(found.iter().sum::<u64>() >= *intents as u64, "{intents} intents, {pending}");
         kinds.iter_mut().zip(found).for_each(|(sum, count)| *sum += count);
     }
-    eprintln!("{tried} cuts; frees, reverse mappings, counts, mappings: {kinds:?}");
-    assert!(held > 0, "no cut left intents");
+    let count = ends.len();
+    eprintln!("{count} ends; frees, reverse mappings, counts, mappings: {kinds:?}");
 }

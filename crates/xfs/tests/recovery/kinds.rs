@@ -1,7 +1,9 @@
 //! All kinds of volumes, after a shutdown, under load, and after they grew.
 
 use std::fs;
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use offshoot_testkit::random::{Random, seed_of_run};
 use offshoot_testkit::run::run;
@@ -11,7 +13,7 @@ use offshoot_testkit::xfs::judges;
 use offshoot_testkit::xfs::matrix::{MATRIX, XfsVolumeKind};
 use offshoot_xfs::{XfsOptions, XfsVolume};
 
-use crate::crashed::{ADDING, CrashedVolume, rounds, settle};
+use crate::crashed::{ADDING, CrashedVolume, make_until, rounds, settle};
 use crate::log_on_disk::LogOnDisk;
 
 #[test]
@@ -57,15 +59,18 @@ fn logs_that_wrapped_and_stopped_under_load() {
         disk.mkfs(kind.mkfs);
         // The kernel complains of much when it is shut down under load.
         let mut mount = disk.try_mount("rw,noatime").unwrap();
-        // With each sync, the log advances by 256 KiB, and it has 64 MiB.
+        // With each sync, the log advances by 256 KiB, and it has 64 MiB: 256 syncs fill it.
         let file = fs::File::create(mount.path().join("file")).unwrap();
-        for number in 0..250 {
+        for number in 0..260 {
             file.set_len(number).unwrap();
             file.sync_all().unwrap();
         }
         drop(file);
+        // How many rounds of all threads are synced.
+        let synced = Arc::new(AtomicU64::new(0));
         let threads: Vec<_> = (0..3)
             .map(|number| {
+                let synced = synced.clone();
                 let dir = mount.path().join(format!("thread {number}"));
                 std::thread::spawn(move || {
                     let mut random = Random::new(seed + number);
@@ -78,11 +83,17 @@ fn logs_that_wrapped_and_stopped_under_load() {
                             return;
                         }
                         churn(&below, plan, 20, &mut random);
-                        let _ = fs::File::open(&below).and_then(|dir| dir.sync_all());
+                        let done = fs::File::open(&below).and_then(|dir| dir.sync_all());
+                        synced.fetch_add(u64::from(done.is_ok()), Ordering::Relaxed);
                     }
                 })
             })
             .collect();
+        let start = Instant::now();
+        while synced.load(Ordering::Relaxed) < 3 {
+            assert!(start.elapsed() < Duration::from_secs(60), "nothing is synced");
+            std::thread::sleep(Duration::from_millis(10));
+        }
         // Where the host can, copies are taken meanwhile.
         let copies: Vec<_> = (0..3)
             .filter_map(|_| {
@@ -138,17 +149,21 @@ fn the_kernel_goes_on_behind_our_recoveries() {
 fn transactions_larger_than_the_memory_for_blocks_are_recovered() {
     let Some(judges) = judges::require() else { return };
     let kind = XfsVolumeKind::named("block-64k");
-    let crashed = CrashedVolume::make(&judges, kind, XfsShutdown::LogWritten, |root, _| {
-        for number in 0..700 {
-            let dir = root.join(format!("directory {number}"));
-            fs::create_dir(&dir).unwrap();
-            for file in 0..8 {
-                fs::File::create(dir.join(format!("{file}{}", "-".repeat(60)))).unwrap();
+    // Every 30 seconds, the kernel commits what there is.
+    make_until(|| {
+        let crashed = CrashedVolume::make(&judges, kind, XfsShutdown::LogWritten, |root, _| {
+            for number in 0..700 {
+                let dir = root.join(format!("directory {number}"));
+                fs::create_dir(&dir).unwrap();
+                for file in 0..8 {
+                    fs::File::create(dir.join(format!("{file}{}", "-".repeat(60)))).unwrap();
+                }
             }
-        }
+        });
+        let recovered = crashed.judge(6300).expect("nothing is left to do");
+        let is_large = recovered.transactions < 4 && recovered.replayed > 6300;
+        if is_large { Ok(()) } else { Err(format!("{recovered:?}")) }
     });
-    let recovered = crashed.judge(6300).expect("nothing is left to do");
-    assert!(recovered.transactions < 4 && recovered.replayed > 6300, "{recovered:?}");
 }
 
 /// The log makes the volume larger: the groups behind its old end hold what comes later.

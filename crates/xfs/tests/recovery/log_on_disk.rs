@@ -95,6 +95,11 @@ impl LogOnDisk {
         }
     }
 
+    /// Loses all blocks from a place to the head.
+    pub(crate) fn lose_from(&self, from: Lsn) {
+        self.lose(from, self.ring.distance(from, self.ends.head).unwrap());
+    }
+
     /// Changes the header and the unpacked body of a record, and seals it again.
     pub(crate) fn change_record(&self, at: Lsn, change: impl FnOnce(&mut XfsLogRecord, &mut [u8])) {
         let (mut record, mut blocks) = self.read(at);

@@ -8,6 +8,7 @@
 //! | `intents` | what a replay leaves to do |
 //! | `beyond` | logs that the kernel does not recover |
 //! | `log_on_disk` | reading, changing and adding records |
+//! | `log_ends` | where a log may end, and what that leaves to do |
 //! | `made` | logs that were made or changed by hand |
 //! | `hostile` | logs that say anything |
 //!
@@ -19,5 +20,6 @@ mod cuts;
 mod hostile;
 mod intents;
 mod kinds;
+mod log_ends;
 mod log_on_disk;
 mod made;
