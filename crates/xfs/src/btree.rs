@@ -1,9 +1,15 @@
-//! A cursor over the trees: those of a group, and the extents of a fork.
+//! A cursor over the trees: those of a group, and the extents of a fork. [`edit`] changes them.
 //!
 //! The cursor keeps the path from the root to a record. A child must be one level lower than its
 //! parent, and its records must lie between the keys that the parent has for it and for the next
 //! child. So a walk only goes forward and ends, whatever a hostile volume holds: in a tree with
 //! a cycle or with a block in two places, one of the keys is wrong.
+
+#[cfg_attr(
+    not(test),
+    expect(dead_code, reason = "transactions of groups and of forks are its callers")
+)]
+pub(crate) mod edit;
 
 use std::sync::Arc;
 
@@ -145,7 +151,8 @@ impl<'a> XfsTreeCursor<'a> {
             let buffer = self.read(at)?;
             let mut step = PathStep { buffer, index: 0, end };
             let block = self.view(&step.buffer);
-            check(&step, &block, level, first)?;
+            prove_child(&block, level, first, end)
+                .map_err(|problem| step.buffer.damaged(problem))?;
             if let Some(key) = key {
                 step.index = floor(&block, key);
             }
@@ -182,17 +189,15 @@ pub(crate) fn file_key(at: FileBlock) -> XfsSearchKey {
     XfsSearchKey([at.0, 0, 0])
 }
 
-/// Proves that a block is the child that its parent means.
-fn check(
-    step: &PathStep,
+/// Proves that a block is the child that its parent means: at this level, with keys from `first` on
+/// and before `end`.
+fn prove_child(
     block: &XfsBtreeBlock<'_>,
     level: u32,
     first: Option<XfsSearchKey>,
-) -> Result<()> {
-    let bad = |problem| {
-        let problem = Malformed::new(Structure::BtreeBlock, problem);
-        Err(step.buffer.damaged(problem))
-    };
+    end: Option<XfsSearchKey>,
+) -> std::result::Result<(), Malformed> {
+    let bad = |problem: String| Err(Malformed::new(Structure::BtreeBlock, problem));
     if u32::from(block.header.level) != level {
         return bad(format!("level {level} expected, {} found", block.header.level));
     }
@@ -205,7 +210,7 @@ fn check(
     if first > lowest && has_parent {
         return bad("its first key is below the one that its parent has".to_owned());
     }
-    if let (Some(highest), Some(end)) = (highest, step.end)
+    if let (Some(highest), Some(end)) = (highest, end)
         && highest >= end
     {
         return bad("its last key is not below the next one of its parent".to_owned());

@@ -20,7 +20,7 @@
 //! | `da`, `remote` | trees of hashes; values in blocks of their own |
 //! | `inode` | inodes and their forks |
 //! | `group` | counters of groups, and which inodes are in use |
-//! | `btree` | a cursor over the trees |
+//! | `btree` | a cursor over the trees, and changes to them |
 //! | `buffer` | verified blocks and the cache of them; all reads of the device |
 //! | `options`, `report` | how a volume is opened; problems that did not fail a call |
 

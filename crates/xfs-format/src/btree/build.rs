@@ -108,6 +108,12 @@ impl<'g> XfsBtreeBuilder<'g> {
         fits
     }
 
+    /// The bytes of the header, without a checksum.
+    #[must_use]
+    pub fn header(&self) -> &[u8] {
+        &self.bytes[..self.tree.header_len(self.geometry)]
+    }
+
     /// The bytes, with their checksum.
     #[must_use]
     pub fn into_bytes(mut self) -> Vec<u8> {
