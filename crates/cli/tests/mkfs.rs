@@ -95,6 +95,8 @@ fn refusals_say_why_and_leave_nothing_behind() {
     let before = std::fs::read(path.join("a.img")).expect("an image");
     assert!(refuses(path, "a.img", 1).contains("btrfs"));
     assert!(refuses(path, "a.img --force --size 100M", 1).contains("a.img"));
+    assert!(refuses(path, "a.img --size 300M", 1).contains("btrfs"));
+    assert!(refuses(path, "a.img --force --size 300M -d raid5", 4).contains("RAID5"));
     assert!(before == std::fs::read(path.join("a.img")).expect("it is still there"));
     makes(path, "a.img --force --size 300M");
     let len = std::fs::metadata(path.join("a.img")).expect("an image").len();

@@ -2,7 +2,8 @@
 
 mod arguments;
 
-use std::io::Write;
+use std::fs;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf, absolute};
 use std::sync::Arc;
 
@@ -128,9 +129,13 @@ pub(super) fn usage(error: Error) -> VerbFailure {
     }
 }
 
-/// Image files that did not exist before. They are removed if no volume was made on them.
+/// Image files that were made or extended. They become what they were if no volume was made on
+/// them.
 #[derive(Default)]
-pub(super) struct NewImages<'a>(Vec<&'a Path>);
+pub(super) struct NewImages<'a>(Vec<(&'a Path, SizeBefore)>);
+
+/// The size of a file in bytes before it was extended; `None` for one that did not exist.
+type SizeBefore = Option<u64>;
 
 impl<'a> NewImages<'a> {
     /// Opens `path`, or makes an image of `size` there.
@@ -141,10 +146,14 @@ impl<'a> NewImages<'a> {
         layers: &LayerArguments,
     ) -> Result<MemberDisk> {
         let name = DiskName::parse(path);
-        let exists = name.file.try_exists().unwrap_or(true);
+        let before = match fs::metadata(&name.file) {
+            Ok(metadata) => Some(metadata.len()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => return Err(VerbFailure::Host(path.display().to_string(), error)),
+        };
         let shown = path.display();
         let Some(size_bytes) = size else {
-            if !exists {
+            if before.is_none() {
                 return Err(VerbFailure::Usage(format!(
                     "{shown} does not exist; make it with --size"
                 )));
@@ -169,9 +178,7 @@ impl<'a> NewImages<'a> {
         let device = FileDevice::create(path, size_bytes);
         let failed = |e| VerbFailure::Host(shown.to_string(), e);
         let device = device.map_err(failed)?;
-        if !exists {
-            self.0.push(path);
-        }
+        self.0.push((path, before));
         MemberDisk::of_file(path, device).map_err(failed)
     }
 
@@ -186,11 +193,18 @@ fn image_at(path: &Path) -> Option<ImageKind> {
     ImageKind::detect(&FileDevice::open(path).ok()?).ok()?
 }
 
+fn cut_to(path: &Path, bytes: u64) -> io::Result<()> {
+    fs::OpenOptions::new().write(true).open(path)?.set_len(bytes)
+}
+
 impl Drop for NewImages<'_> {
     fn drop(&mut self) {
-        for path in &self.0 {
+        for (path, before) in &self.0 {
             // The user needs to see the first failure, not this one.
-            let _ = std::fs::remove_file(path);
+            let _ = match before {
+                Some(bytes) => cut_to(path, *bytes),
+                None => fs::remove_file(path),
+            };
         }
     }
 }
