@@ -17,6 +17,7 @@
 //! |---|---|
 //! | [`options`] | options in the form of mount |
 //! | [`list`] | the list of mounts |
+//! | [`block`] | a volume on block devices, with the type `fuseblk` |
 //! | [`further`], [`gate`] | a volume mounted in several places, each with a subvolume of its own |
 //! | [`serve`] | the run that serves: volume, mount, signals, end |
 //! | [`background`] | the run that starts it |
@@ -29,6 +30,7 @@
 //! | [`unmount`] | unmounting |
 
 mod background;
+mod block;
 mod control;
 mod further;
 mod gate;
@@ -69,12 +71,17 @@ use table::MountTableLine;
 pub(crate) use unmount::unmount;
 
 /// The names under which mount and umount call the program, and the verb for each.
-const NAMES: [(&str, &str); 4] = [
+const NAMES: [(&str, &str); 6] = [
     ("mount.offshoot", "mount"),
     ("mount.fuse.offshoot", "mount"),
+    (MOUNT_BLOCK, "mount"),
     ("umount.offshoot", "unmount"),
     ("umount.fuse.offshoot", "unmount"),
+    ("umount.fuseblk.offshoot", "unmount"),
 ];
+
+/// The name that stands for the option `fuseblk` too.
+const MOUNT_BLOCK: &str = "mount.fuseblk.offshoot";
 
 /// The words of the command line, with the verb that the program's name implies.
 pub(crate) fn with_verb(words: Vec<OsString>) -> Vec<OsString> {
@@ -97,6 +104,9 @@ fn words_for(mut words: Vec<OsString>, is_root: bool) -> Vec<OsString> {
         words.insert(1, verb.into());
         if verb == "mount" && is_root && is_util_linux {
             words.splice(2..2, ["-o", "suid,dev"].map(OsString::from));
+        }
+        if name == Some(MOUNT_BLOCK) {
+            words.splice(2..2, ["-o", "fuseblk"].map(OsString::from));
         }
     }
     words
@@ -190,6 +200,9 @@ pub(crate) fn mount(
                 mounting.options.push("ro".to_owned());
             }
         }
+    }
+    if wanted.is_fuseblk && wanted.is_read_only {
+        return Err(block::refused(volume.display(), "is mounted to be read only").into());
     }
     if is_first && further::mount(&mounting, &wanted, console)? {
         return Ok(());

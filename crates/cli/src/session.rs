@@ -44,6 +44,9 @@ pub(crate) const THIS_VERB: &str = "this verb";
 /// Receives a warning.
 type OnSessionWarning = Arc<dyn Fn(&dyn fmt::Display) + Send + Sync>;
 
+/// Receives the devices of a volume.
+pub(crate) type OnOpenDevices = Box<dyn FnOnce(&[Arc<dyn BlockDevice>]) -> vfs::Result<()>>;
+
 /// How a volume is opened.
 #[expect(clippy::struct_excessive_bools, reason = "each is a switch of its own")]
 pub(crate) struct Opening {
@@ -70,6 +73,8 @@ pub(crate) struct Opening {
     pub(crate) warned: Option<OnSessionWarning>,
     /// Called when all devices are open, before anything of the volume is read.
     pub(crate) when_devices_are_open: Option<Box<dyn FnOnce()>>,
+    /// Called before the volume is opened for writing, when it could be opened for reading.
+    pub(crate) before_writing: Option<OnOpenDevices>,
 }
 
 impl Opening {
@@ -86,6 +91,7 @@ impl Opening {
             flushes_on_commit: false,
             warned: None,
             when_devices_are_open: None,
+            before_writing: None,
         }
     }
 }
@@ -376,7 +382,16 @@ impl Session {
             options.commit_interval = opening.commit;
         }
         let opened = match opening.access {
-            Access::Write if !opening.is_stored => BtrfsVolume::open_writable(devices, &options),
+            Access::Write if !opening.is_stored => {
+                if let Some(happens) = opening.before_writing {
+                    // The second opening reports what the first one finds.
+                    let reading =
+                        EngineOptions { is_log_ignored: true, reporter: None, ..options.clone() };
+                    drop(BtrfsVolume::open(devices.clone(), &reading)?);
+                    happens(&devices)?;
+                }
+                BtrfsVolume::open_writable(devices, &options)
+            }
             _ => BtrfsVolume::open(devices, &options),
         };
         Ok(Self { volume: opened?, layers, reports })

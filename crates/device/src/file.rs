@@ -12,8 +12,8 @@
 //! | the block device is mounted, or part of a larger one | yes | refused |
 //!
 //! Two writers destroy a volume. So a writer takes the exclusive `flock`, which other tools of the
-//! host honour too, and the [locks of QEMU](qemu_locks). It opens a block device with `O_EXCL`, and
-//! it checks whether the kernel uses the image through a loop device.
+//! host honour too, and the [locks of QEMU](qemu_locks). It [holds](exclusive) a block device with
+//! `O_EXCL`, and it checks whether the kernel uses the image through a loop device.
 //!
 //! A reader takes no lock, for three reasons: it harms no other user; it must be able to read what
 //! the kernel has mounted; and a forgotten reader must not keep the owner of a volume from writing
@@ -30,6 +30,7 @@
 
 mod direct;
 mod discard;
+mod exclusive;
 mod in_use;
 mod qemu_locks;
 
@@ -38,6 +39,7 @@ use std::io::{self, IoSlice, IoSliceMut, Seek, SeekFrom};
 use std::num::NonZeroU64;
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rustix::fs::{Advice, FallocateFlags, OFlags, fadvise, fallocate, ioctl_blksszget};
@@ -45,6 +47,8 @@ use rustix::io::{Errno, preadv, pwritev};
 
 use crate::{BlockDevice, request_range, total_bytes};
 use direct::Direct;
+use exclusive::ChangePass;
+pub use exclusive::{Borrower, ExclusiveHold, hold_block_device};
 use qemu_locks::LockPurpose;
 
 /// An image file or a block device. Requests go through the page cache of the host, except large
@@ -60,6 +64,8 @@ pub struct FileDevice {
     is_block_device: bool,
     logical_sector_bytes: Option<u64>,
     direct: Option<Direct>,
+    /// Of a block device that is open for writing.
+    exclusive: Option<Arc<ExclusiveHold>>,
     /// The next flush must make the length of the file durable as well.
     is_resized: AtomicBool,
     has_failed_flush: AtomicBool,
@@ -127,25 +133,21 @@ impl FileDevice {
         Ok(device)
     }
 
-    fn open_with(path: &Path, usage: FileUse, mut flags: OFlags) -> io::Result<Self> {
+    fn open_with(path: &Path, usage: FileUse, flags: OFlags) -> io::Result<Self> {
         let is_writable = usage == FileUse::Write;
-        if is_block_device(&fs::metadata(path)?)? && is_writable {
-            flags |= OFlags::EXCL;
-        }
+        let is_held = is_block_device(&fs::metadata(path)?)? && is_writable;
+        let exclusive = is_held.then(|| ExclusiveHold::take(path).map(Arc::new)).transpose()?;
         let mut options = OpenOptions::new();
         options.read(true).write(is_writable).custom_flags(flags.bits().cast_signed());
-        let file = match options.open(path) {
-            Err(error) if error.kind() == io::ErrorKind::ResourceBusy && is_writable => {
-                return Err(in_use::of_block_device(path));
-            }
-            result => result?,
-        };
+        let file = options.open(path)?;
         match usage {
             FileUse::Read => {}
             FileUse::Rely => in_use::claim(&file, LockPurpose::Rely)?,
             FileUse::Write => in_use::claim(&file, LockPurpose::Write)?,
         }
-        Self::with(file, path, is_writable)
+        let mut device = Self::with(file, path, is_writable)?;
+        device.exclusive = exclusive;
+        Ok(device)
     }
 
     /// The metadata of the open file: its type, its device and its inode.
@@ -228,6 +230,7 @@ impl FileDevice {
             is_block_device,
             logical_sector_bytes,
             direct,
+            exclusive: None,
             is_resized: AtomicBool::new(false),
             has_failed_flush: AtomicBool::new(false),
         })
@@ -256,6 +259,40 @@ impl FileDevice {
         Ok(())
     }
 
+    /// The permission to change the device, which another program may have by now.
+    fn pass(&self) -> io::Result<Option<ChangePass<'_>>> {
+        self.exclusive.as_deref().map(ExclusiveHold::pass).transpose()
+    }
+
+    /// Writes `bufs`, for a caller with a pass.
+    fn write_now(&self, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()> {
+        if let Some(direct) = &self.direct
+            && direct.write(offset, bufs)?
+        {
+            return Ok(());
+        }
+        Ok(write_all(&self.file, offset, bufs)?)
+    }
+
+    /// The barrier, for a caller with a pass.
+    fn flush_now(&self) -> io::Result<()> {
+        if self.has_failed_flush.load(Ordering::Acquire) {
+            return Err(io::Error::other("an earlier flush failed, and what it lost stays lost"));
+        }
+        let is_resized = self.is_resized.load(Ordering::Acquire);
+        let result = if is_resized { self.file.sync_all() } else { self.file.sync_data() };
+        match result {
+            // The host told another flush, at the same time, of what was lost.
+            Ok(()) if self.has_failed_flush.load(Ordering::Acquire) => {
+                return Err(io::Error::other("another flush failed at the same time"));
+            }
+            Ok(()) if is_resized => self.is_resized.store(false, Ordering::Release),
+            Ok(()) => {}
+            Err(_) => self.has_failed_flush.store(true, Ordering::Release),
+        }
+        result
+    }
+
     /// Refuses a change of `len` bytes at `offset` on a read-only device or past its end.
     fn check_change(&self, offset: u64, len: u64) -> io::Result<()> {
         if !self.is_writable {
@@ -277,6 +314,10 @@ impl BlockDevice for FileDevice {
 
     fn logical_sector_bytes(&self) -> Option<u64> {
         self.logical_sector_bytes
+    }
+
+    fn exclusive_hold(&self) -> Option<Arc<ExclusiveHold>> {
+        self.exclusive.clone()
     }
 
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
@@ -311,12 +352,12 @@ impl BlockDevice for FileDevice {
             return self.write_growing(offset, bufs);
         }
         self.check_change(offset, total_bytes(bufs))?;
-        if let Some(direct) = &self.direct
-            && direct.write(offset, bufs)?
-        {
-            return Ok(());
+        let _pass = self.pass()?;
+        self.write_now(offset, bufs)?;
+        if let Some(exclusive) = &self.exclusive {
+            exclusive.note_write(offset, bufs);
         }
-        Ok(write_all(&self.file, offset, bufs)?)
+        Ok(())
     }
 
     fn flush(&self) -> io::Result<()> {
@@ -324,29 +365,25 @@ impl BlockDevice for FileDevice {
             // This device has written nothing that could be lost.
             return Ok(());
         }
-        if self.has_failed_flush.load(Ordering::Acquire) {
-            return Err(io::Error::other("an earlier flush failed, and what it lost stays lost"));
-        }
-        let is_resized = self.is_resized.load(Ordering::Acquire);
-        let result = if is_resized { self.file.sync_all() } else { self.file.sync_data() };
-        match result {
-            // The host told another flush, at the same time, of what was lost.
-            Ok(()) if self.has_failed_flush.load(Ordering::Acquire) => {
-                return Err(io::Error::other("another flush failed at the same time"));
-            }
-            Ok(()) if is_resized => self.is_resized.store(false, Ordering::Release),
-            Ok(()) => {}
-            Err(_) => self.has_failed_flush.store(true, Ordering::Release),
-        }
-        result
+        let _pass = self.pass()?;
+        self.flush_now()
     }
 
     /// Makes a hole in an image file: it takes no space and reads as zeros. On a block device it
     /// discards the whole units of 4 KiB in the range.
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
         self.check_change(offset, len)?;
+        let _pass = self.pass()?;
         let discarded = if self.is_block_device {
-            discard::on_block_device(&self.file, offset..offset + len)
+            match discard::on_block_device(&self.file, offset..offset + len) {
+                // For a descriptor that is not the holder, the kernel discards nothing that its
+                // page cache has yet to write.
+                Err(Errno::BUSY) => {
+                    self.flush_now()?;
+                    discard::on_block_device(&self.file, offset..offset + len)
+                }
+                result => result,
+            }
         } else if len == 0 {
             Ok(())
         } else {
@@ -362,6 +399,10 @@ impl BlockDevice for FileDevice {
 
 impl Drop for FileDevice {
     fn drop(&mut self) {
+        // A program that waits for the locks then finds the device free.
+        if let Some(exclusive) = &self.exclusive {
+            exclusive.give_up("it is closed");
+        }
         in_use::release(&self.file);
     }
 }

@@ -52,6 +52,7 @@ mod window;
 
 use std::borrow::Cow;
 use std::io::{self, IoSlice, IoSliceMut};
+use std::sync::Arc;
 use std::{fmt, ops};
 
 pub use crash::{CrashDevice, CrashEntry, CrashLog, CrashPlan, CrashState, CrashStates};
@@ -61,7 +62,7 @@ pub use disk::{
     PartitionContents,
 };
 pub use fault::{Fault, FaultDevice, RequestKind};
-pub use file::{FileDevice, FileUse};
+pub use file::{Borrower, ExclusiveHold, FileDevice, FileUse, hold_block_device};
 pub use image::{
     ImageKind, Qcow2Header, Qcow2Limits, Qcow2Options, Qcow2Snapshot, VmdkDescriptor, VmdkFile,
     open_image, open_qcow2, open_qcow2_within, open_vmdk,
@@ -86,6 +87,11 @@ pub trait BlockDevice: Send + Sync + fmt::Debug {
     /// The size in bytes of the sectors in which the device, and a partition table on it, counts.
     /// `None` when the device does not say: an image file may hold a disk with any sector size.
     fn logical_sector_bytes(&self) -> Option<u64> {
+        None
+    }
+
+    /// The exclusive hold of the kernel's block device, if this is a whole one, open for writing.
+    fn exclusive_hold(&self) -> Option<Arc<ExclusiveHold>> {
         None
     }
 

@@ -37,11 +37,11 @@ mod tests;
 pub(crate) use session::{LARGE_BYTES, MAX_BYTES};
 
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use offshoot_kit::spread::SpreadRwLock;
-use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystemMut, NAME_MAX, Result};
+use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystemMut, NAME_MAX, Result, Volume};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::caches::KernelCaches;
@@ -115,6 +115,8 @@ pub(crate) struct Dispatcher {
     is_shut_down: AtomicBool,
     /// The shutdown has stored everything.
     is_stored: AtomicBool,
+    /// Called when DESTROY has ended all writing.
+    when_destroyed: OnceLock<Box<dyn Fn() + Send + Sync>>,
     /// A shutdown waits for requests that write, which hold this shared.
     writing: SpreadRwLock<()>,
     /// Before INIT: this process offers io_uring. After INIT: requests come over io_uring.
@@ -145,6 +147,7 @@ impl Dispatcher {
             has_idmap: AtomicBool::new(false),
             is_shut_down: AtomicBool::new(false),
             is_stored: AtomicBool::new(false),
+            when_destroyed: OnceLock::new(),
             writing: SpreadRwLock::with_few_copies("requests", || ()),
             has_rings: AtomicBool::new(false),
         }
@@ -198,9 +201,9 @@ impl Dispatcher {
     /// Refuses most requests after a shutdown. A program that unmounts looks at the directory, and
     /// asks whether everything is stored.
     fn require_up(&self, op: u32) -> Result<()> {
-        use opcode::{DESTROY, FSYNCDIR, GETATTR, OPENDIR, RELEASE, RELEASEDIR, STATX};
-        let is_of_end =
-            matches!(op, DESTROY | FSYNCDIR | GETATTR | OPENDIR | RELEASE | RELEASEDIR | STATX);
+        use opcode::{DESTROY, FSYNCDIR, GETATTR, OPENDIR, RELEASE, RELEASEDIR, STATX, SYNCFS};
+        let is_of_end = matches!(op, DESTROY | FSYNCDIR | GETATTR | OPENDIR | STATX | SYNCFS)
+            || matches!(op, RELEASE | RELEASEDIR);
         if is_of_end || is_silent(op) || !self.is_shut_down() {
             return Ok(());
         }
@@ -252,11 +255,12 @@ impl Dispatcher {
             opcode::IOCTL => context.ioctl(arguments, out),
             opcode::FSYNC => context.fsync(arguments),
             opcode::FSYNCDIR => context.fsyncdir(arguments),
-            opcode::SYNCFS => self.fs.sync(),
+            opcode::SYNCFS => self.sync(),
             opcode::STATFS => context.statfs(out),
             opcode::INIT => self.init(arguments, out),
             opcode::RELEASE => context.release(arguments),
-            opcode::DESTROY | opcode::INTERRUPT => Ok(()),
+            opcode::DESTROY => self.destroy(),
+            opcode::INTERRUPT => Ok(()),
             _ => return Ok(false),
         }
         .map(|()| true)
@@ -273,12 +277,52 @@ impl Dispatcher {
         self.has_setxattr_ext.load(Ordering::Relaxed)
     }
 
-    /// Ends the session: the kernel has ended the mount and forgotten all nodes. Releases every
-    /// held file, and makes all changes durable.
-    pub(crate) fn end(&self) -> Result<()> {
+    /// Whether everything is stored, and all writing has ended.
+    pub(crate) fn is_stored(&self) -> bool {
+        self.is_stored.load(Ordering::SeqCst)
+    }
+
+    /// Makes the end of DESTROY call `act`. Has no effect a second time.
+    pub(crate) fn when_destroyed(&self, act: Box<dyn Fn() + Send + Sync>) {
+        let _ = self.when_destroyed.set(act);
+    }
+
+    /// Ends the session while the kernel waits. When this is answered, the kernel gives up the
+    /// block device of the mount, so nothing may be written from then on.
+    fn destroy(&self) -> Result<()> {
+        let ended = match &self.options.volume {
+            Some(volume) if !self.is_shut_down() => {
+                self.release_all();
+                self.shut_down(&**volume)
+            }
+            _ => self.end(),
+        };
+        if let Some(act) = self.when_destroyed.get() {
+            act();
+        }
+        ended
+    }
+
+    /// Makes everything durable, and ends all writing. Most requests fail from then on.
+    fn shut_down(&self, volume: &dyn Volume) -> Result<()> {
+        self.is_shut_down.store(true, Ordering::SeqCst);
+        // Requests that change something wait for this lock, and then learn how the shutdown went.
+        let _writing = self.writing.write();
+        volume.shut_down()?;
+        self.is_stored.store(true, Ordering::SeqCst);
+        Ok(())
+    }
+
+    fn release_all(&self) {
         for file in self.nodes.forget_all() {
             self.release(file);
         }
+    }
+
+    /// Ends the session: the kernel has ended the mount and forgotten all nodes. Releases every
+    /// held file, and makes all changes durable.
+    pub(crate) fn end(&self) -> Result<()> {
+        self.release_all();
         self.sync()
     }
 

@@ -3,13 +3,15 @@
 //! The serving process reads untrusted volumes, so it gives its rights away first. Mounting and
 //! unmounting take rights: the system calls need those of an administrator, and `fusermount3` works
 //! only where programs may still gain rights. So a second process keeps these rights. It reads
-//! nothing but the messages below, and can do nothing but mount and unmount this one mount, even if
-//! the serving process is taken over.
+//! nothing but the messages below. Even if the serving process is taken over, it can do nothing but
+//! mount and unmount this one mount, and hold its block device.
 //!
 //! ```text
 //! serves                helper
 //!   b'm'  ───────────>    mounts
-//!         <───────────    nothing and the device, or what failed
+//!   b'b'  ───────────>    mounts over the block device
+//!   b'h'  ───────────>    holds the block device
+//!         <───────────    nothing and a descriptor, or what failed
 //!   b'l', b'f', b'u' ─>   unmounts lazily, by force, when unused
 //!         <───────────    nothing, or what failed
 //!   ends                  ends
@@ -31,10 +33,14 @@ use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
     sendmsg, socketpair,
 };
+use tracing::info;
 
-use crate::mount::{Mounter, Unmount, receive};
+use crate::mount::{BlockMounter, Mounter, Unmount, receive};
+use crate::watch;
 
 const MOUNT: u8 = b'm';
+const MOUNT_BLOCK: u8 = b'b';
+const HOLD: u8 = b'h';
 
 /// The messages that unmount.
 const UNMOUNT: [(u8, Unmount); 3] =
@@ -68,6 +74,12 @@ impl Helper {
         Ok(Self { socket: Mutex::new(ours) })
     }
 
+    /// Asks for what is answered with a descriptor.
+    fn ask_for(&self, word: u8) -> Result<OwnedFd> {
+        let without = || Error::io("an answer of the process that mounts", Errno::BADMSG);
+        self.ask(word)?.ok_or_else(without)
+    }
+
     fn ask(&self, word: u8) -> Result<Option<OwnedFd>> {
         let lost = |error| Error::io("asking the process that mounts and unmounts", error);
         let socket = self.socket.lock();
@@ -88,7 +100,7 @@ impl Helper {
 
 impl Mounter for Helper {
     fn mount(&self) -> Result<OwnedFd> {
-        self.ask(MOUNT)?.ok_or_else(|| Error::io("mounting with another process", Errno::BADMSG))
+        self.ask_for(MOUNT)
     }
 
     fn unmount(&self, how: Unmount) -> Result<()> {
@@ -97,23 +109,36 @@ impl Mounter for Helper {
     }
 }
 
+impl BlockMounter for Helper {
+    fn mount_block(&self) -> Result<OwnedFd> {
+        let device = self.ask_for(MOUNT_BLOCK)?;
+        info!(target: watch::MOUNT, "mounted over the block device");
+        Ok(device)
+    }
+
+    fn hold(&self) -> Result<OwnedFd> {
+        self.ask_for(HOLD)
+    }
+}
+
 /// Carries out with `mounter` what messages over `socket` ask for, until the socket ends.
 ///
 /// # Errors
 /// Those of the socket.
-pub fn help(socket: BorrowedFd<'_>, mounter: &dyn Mounter) -> io::Result<()> {
+pub fn help(socket: BorrowedFd<'_>, mounter: &dyn BlockMounter) -> io::Result<()> {
     loop {
         let mut word = [0];
         if receive(socket, &mut word)?.0 == 0 {
             return Ok(());
         }
-        let done = if word[0] == MOUNT {
-            mounter.mount().map(Some)
-        } else {
-            match UNMOUNT.iter().find(|(known, _)| *known == word[0]) {
+        let done = match word[0] {
+            MOUNT => mounter.mount().map(Some),
+            MOUNT_BLOCK => mounter.mount_block().map(Some),
+            HOLD => mounter.hold().map(Some),
+            other => match UNMOUNT.iter().find(|(known, _)| *known == other) {
                 Some((_, how)) => mounter.unmount(*how).map(|()| None),
                 None => Err(Error::posix(Errno::BADMSG, "mounting for another process")),
-            }
+            },
         };
         match send(socket, done) {
             // The serving process has ended.
@@ -171,6 +196,16 @@ mod tests {
         }
     }
 
+    impl BlockMounter for Refuses {
+        fn mount_block(&self) -> Result<OwnedFd> {
+            Err(Error::io("mounting", Errno::NODEV))
+        }
+
+        fn hold(&self) -> Result<OwnedFd> {
+            self.mount()
+        }
+    }
+
     #[test]
     fn what_is_asked_is_done_and_its_failure_told() {
         let (ours, theirs) =
@@ -181,6 +216,9 @@ mod tests {
         let device = helper.mount().expect("a descriptor");
         let bytes = rustix::io::read(&device, &mut [0; 1]);
         assert_eq!(bytes, Ok(0), "it is /dev/null");
+        let error = helper.mount_block().expect_err("it is refused");
+        assert!(error.to_string().contains("No such device"), "{error}");
+        helper.hold().expect("a descriptor");
         assert!(helper.unmount(Unmount::ByForce).is_ok());
         let error = helper.unmount(Unmount::Lazily).expect_err("it is refused");
         assert!(error.to_string().starts_with("xxx"), "{error}");

@@ -54,7 +54,7 @@ mod wire;
 pub use caches::KernelCaches;
 pub use helper::{Helper, help};
 pub use ioctls::{Ioctl, Ioctls};
-pub use mount::{MountOptions, MountPoint, Mounter, Unmount, unmount};
+pub use mount::{BlockMounter, MountOptions, MountPoint, Mounter, Unmount, has_ended, unmount};
 pub use options::{ErrorReporter, FindDirectory, Gate, ServeOptions, ShownOwner, Transport};
 pub use server::{MountControl, Server};
 pub use watch::EVENT_TARGETS;

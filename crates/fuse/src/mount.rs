@@ -4,9 +4,20 @@
 //! `fusermount3` is set-user-id root, and mounts over directories that its caller may mount over.
 //! It sends the opened device back over a socket whose number is in its environment. Both ways lead
 //! to the same mount, except that `fusermount3` always adds `nosuid` and `nodev` for users.
+//!
+//! Root can mount a filesystem over its block device, with the type `fuseblk`
+//! ([`MountPoint::mount_block`]). It differs from `fuse` in four ways:
+//!
+//! - `sync` and `syncfs` reach the serving process (SYNCFS, since Linux 6.18);
+//! - unmounting waits until the serving process has stored everything (DESTROY);
+//! - the device number of the mount is that of the block device;
+//! - the kernel holds the block device exclusively, and gives it up when the mount has ended. Before
+//!   that it waits for DESTROY, or ends the connection without asking ([`has_ended`],
+//!   [`Mounter::reclaim`]).
 
 use std::ffi::{CString, OsStr, OsString};
-use std::io::{self, IoSliceMut, Read};
+use std::fs::File;
+use std::io::{self, IoSliceMut, Read, Seek, SeekFrom};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -14,6 +25,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use offshoot_vfs::{Error, Result};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::ioctl_blksszget;
 use rustix::io::{Errno, FdFlags, fcntl_setfd, retry_on_intr};
 use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::net::{
@@ -32,7 +45,7 @@ const HELPER: &str = "fusermount3";
 pub struct MountOptions {
     /// The source that the table of mounts shows.
     pub source: OsString,
-    /// The type that the table of mounts shows, behind `fuse.`.
+    /// The type that the table of mounts shows, behind `fuse.` or `fuseblk.`.
     pub subtype: &'static str,
     /// The mount is read-only.
     pub is_read_only: bool,
@@ -94,6 +107,36 @@ pub trait Mounter: Send + Sync {
     /// # Errors
     /// `EBUSY` when a program uses it, and others of the host.
     fn unmount(&self, how: Unmount) -> Result<()>;
+
+    /// Called when the kernel has ended the mount without asking for what is not stored, and before
+    /// that is stored; several threads may call it. Takes back what was lent to the mount.
+    ///
+    /// # Errors
+    /// When the devices may not be written any more. Then nothing more is stored.
+    fn reclaim(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Called when everything is stored, and right before the kernel gives up what was lent to the
+    /// mount. Nothing may be written from then on.
+    fn give_up(&self) {}
+}
+
+/// A [`Mounter`] of a filesystem on a block device.
+pub trait BlockMounter: Mounter {
+    /// Mounts the filesystem over its block device, which nobody may hold exclusively. Returns the
+    /// device that its requests come from.
+    ///
+    /// # Errors
+    /// Those of the host: only root may, and only where the kernel has `fuseblk`.
+    fn mount_block(&self) -> Result<OwnedFd>;
+
+    /// Holds the block device exclusively for as long as the descriptor is open. A mount whose
+    /// serving process has ended gives it up before.
+    ///
+    /// # Errors
+    /// `EBUSY` when there is another holder, and others of the host.
+    fn hold(&self) -> Result<OwnedFd>;
 }
 
 /// A directory that a filesystem is mounted over.
@@ -114,6 +157,19 @@ impl MountPoint {
     pub fn dir(&self) -> &Path {
         &self.dir
     }
+
+    /// Mounts the filesystem over the block device that is its source.
+    ///
+    /// # Errors
+    /// Those of the host: only root may, and no one may hold the block device exclusively.
+    pub fn mount_block(&self) -> Result<OwnedFd> {
+        let source = Path::new(&self.options.source);
+        let failed = |error| Error::io(format!("mounting {}", source.display()), error);
+        let option = format!("blksize={}", block_size(source).map_err(failed)?);
+        device::open()
+            .and_then(|device| mount_directly(device, &self.dir, &self.options, "fuseblk", &option))
+            .map_err(|errno| failed(errno.into()))
+    }
 }
 
 impl Mounter for MountPoint {
@@ -126,12 +182,35 @@ impl Mounter for MountPoint {
     }
 }
 
+/// Whether the kernel has ended the mount whose requests come from `device`. Does not wait.
+///
+/// # Errors
+/// Those of the host.
+pub fn has_ended(device: impl AsFd) -> io::Result<bool> {
+    let mut device = [PollFd::new(&device, PollFlags::empty())];
+    retry_on_intr(|| poll(&mut device, Some(&Timespec::default())))?;
+    Ok(device[0].revents().contains(PollFlags::ERR))
+}
+
+/// The block size that the kernel uses for a block device by itself: up to a page, if the device
+/// consists of whole blocks. For another size the kernel would drop its cache of the device.
+fn block_size(device: &Path) -> io::Result<u64> {
+    let mut device = File::open(device)?;
+    let size_bytes = device.seek(SeekFrom::End(0))?;
+    let mut block_bytes = u64::from(ioctl_blksszget(&device)?);
+    let page_bytes = rustix::param::page_size() as u64;
+    while block_bytes < page_bytes && size_bytes.is_multiple_of(2 * block_bytes) {
+        block_bytes *= 2;
+    }
+    Ok(block_bytes)
+}
+
 fn mount(dir: &Path, options: &MountOptions) -> Result<OwnedFd> {
     let device = device::open();
     if let Err(errno @ (Errno::NOENT | Errno::NXIO | Errno::NODEV)) = device {
         return Err(no_device(errno));
     }
-    match device.and_then(|device| mount_directly(device, dir, options)) {
+    match device.and_then(|device| mount_directly(device, dir, options, "fuse", "")) {
         Err(Errno::PERM | Errno::ACCESS) if !rustix::process::geteuid().is_root() => {
             mount_with_help(dir, options)
         }
@@ -150,14 +229,22 @@ fn no_device(errno: Errno) -> Error {
     Error::io("mounting needs /dev/fuse", error)
 }
 
-fn mount_directly(device: OwnedFd, dir: &Path, options: &MountOptions) -> Result<OwnedFd, Errno> {
+/// Mounts with the type `kind`, and with the option `further` unless it is empty.
+fn mount_directly(
+    device: OwnedFd,
+    dir: &Path,
+    options: &MountOptions,
+    kind: &str,
+    further: &str,
+) -> Result<OwnedFd, Errno> {
     let mut data = options.words();
+    data.extend((!further.is_empty()).then(|| further.to_owned()));
     data.push(format!("fd={}", device.as_raw_fd()));
     data.push("rootmode=40000".to_owned());
     data.push(format!("user_id={}", rustix::process::getuid().as_raw()));
     data.push(format!("group_id={}", rustix::process::getgid().as_raw()));
     let data = CString::new(data.join(",")).map_err(|_| Errno::INVAL)?;
-    let kind = format!("fuse.{}", options.subtype);
+    let kind = format!("{kind}.{}", options.subtype);
     rustix::mount::mount(
         options.source.as_os_str(),
         dir,

@@ -30,7 +30,6 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 
 use offshoot_vfs::{Code, Errno, Error, FileSystemMut, Result};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Resource, getrlimit};
 use tracing::{debug, info};
 
@@ -40,7 +39,7 @@ use crate::device::{self, DeviceChannel, DeviceEvent};
 use crate::dispatch::{Answer, Dispatcher};
 use crate::idle::{IdleThreads, SHORT_TICKS};
 use crate::look::SharedLook;
-use crate::mount::{Mounter, Unmount};
+use crate::mount::{Mounter, Unmount, has_ended};
 use crate::options::{ServeOptions, Transport};
 use crate::ring::{ReceivedRequest, RingChannel};
 use crate::watch::MOUNT;
@@ -138,11 +137,14 @@ impl Server {
         let transport = options.transport;
         let device = Arc::new(mounter.mount()?);
         let waiting = waiting_threads();
+        let dispatcher = Dispatcher::new(fs, options, device.clone());
+        let gives_up = mounter.clone();
+        dispatcher.when_destroyed(Box::new(move || gives_up.give_up()));
         let pool = Arc::new(Pool {
             ways: (0..waiting).map(|_| device::another(&device)).collect(),
             next_way: AtomicUsize::new(0),
             look: SharedLook::new(&device),
-            dispatcher: Dispatcher::new(fs, options, device.clone()),
+            dispatcher,
             device,
             mounter,
             serving: AtomicUsize::new(0),
@@ -153,8 +155,11 @@ impl Server {
         });
         let (sender, errors) = channel();
         if let Err(error) = pool.begin(transport, &sender) {
-            // The mount serves no request yet, so it only has to disappear from the name space.
-            let _ = pool.mounter.unmount(Unmount::Lazily);
+            // No thread may be there to answer what unmounting asks, so it may not ask. A mount in
+            // use stays: it only has to disappear from the name space.
+            if pool.mounter.unmount(Unmount::ByForce).is_err() {
+                let _ = pool.mounter.unmount(Unmount::Lazily);
+            }
             return Err(error);
         }
         let server = Self { pool, errors };
@@ -182,6 +187,9 @@ impl Server {
     pub fn wait(self) -> Result<()> {
         let broken = self.errors.iter().last();
         info!(target: MOUNT, "the mount has ended, storing everything");
+        if !self.pool.dispatcher.is_stored() {
+            self.pool.mounter.reclaim()?;
+        }
         self.pool.dispatcher.end()?;
         info!(target: MOUNT, "everything is stored");
         match broken {
@@ -295,7 +303,10 @@ impl Pool {
                     self.dispatcher.report(&Error::io(what, errno));
                     return Ok(());
                 }
-                ReceivedRequest::Gone => return Ok(()),
+                ReceivedRequest::Gone => {
+                    self.reclaim();
+                    return Ok(());
+                }
             }
         }
     }
@@ -387,9 +398,18 @@ impl Pool {
 
     /// Whether the kernel has ended the mount.
     fn is_gone(&self) -> bool {
-        let mut device = [PollFd::new(&*self.device, PollFlags::empty())];
-        let is_ready = poll(&mut device, Some(&Timespec::default()));
-        is_ready.is_ok() && device[0].revents().contains(PollFlags::ERR)
+        has_ended(&*self.device).unwrap_or(false)
+    }
+
+    /// Takes back what was lent to the mount, before more is written. Called by each thread that
+    /// finds the end.
+    fn reclaim(&self) {
+        if !self.dispatcher.is_stored()
+            && let Err(error) = self.mounter.reclaim()
+        {
+            // `Server::wait` returns the same error.
+            debug!(target: MOUNT, %error, "nothing more is written");
+        }
     }
 
     /// Looks for a request if that is worth it, and else sleeps until one comes.
@@ -423,6 +443,7 @@ impl Pool {
             }
             if received? == DeviceEvent::Gone {
                 self.idle.end();
+                self.reclaim();
                 return Ok(());
             }
             if is_last && channel.may_take_long() {

@@ -16,7 +16,7 @@ Options as of mount, separated by commas: ro, rw, subvol=PATH, subvolid=ID, comp
 compress-force[=...], nodatacow, nodatasum, max_inline=BYTES, commit=SECONDS, notreelog, discard[=sync|async] (both are done soon after a commit), flushoncommit, degraded, device=FILE, allow_other, uid=ID|NAME and gid=ID|NAME (all files are shown with that owner, and no owner \
 can be changed), norecovery or nologreplay (read-only, without what was fsynced since the last commit), suid, dev, noexec, \
 nofail (a volume that is not there is no error), idmap (root can show it elsewhere with mapped ids, and no verb works on it meanwhile), io_uring and noio_uring (over io_uring or not at all, or over /dev/fuse; without these over io_uring where the kernel \
-offers it: Linux 6.14, with Y in /sys/module/fuse/parameters/enable_uring), nosandbox, \
+offers it: Linux 6.14, with Y in /sys/module/fuse/parameters/enable_uring), fuseblk (see below), nosandbox, \
 remount with ro, rw, suid, dev, exec and the options that are in force. As a user, `fusermount3` mounts.
 
 A volume of XFS is only read: it needs -o ro.
@@ -31,11 +31,15 @@ What programs fsync is stored when that returns, and everything when unmount doe
 on, so what they were called for is stored by the next commit (commit=, 30 seconds), or by `offshoot sync`. Nor does it pass on cloning (FICLONE; copy_file_range shares data) and \
 fallocate that collapses or inserts. SEEK_DATA and SEEK_HOLE tell holes of files that no process has open for reading and writing.
 
+With -o fuseblk root mounts a volume on whole block devices with the type fuseblk.offshoot: sync and syncfs store everything on it (since Linux 6.18), \
+umount waits until everything is stored, and the mount keeps all others from the device. After `umount -f`, what was not synced may be lost, and a write \
+under way may come too late for a program that takes the device at once. docs/mount.md says more.
+
 While it serves a volume the program can open, run and connect to nothing: it has no capabilities, and Landlock and seccomp refuse the rest, where the kernel has \
 them. A second process, which reads nothing of the volume, mounts and unmounts for it. -o nosandbox lets it keep its rights.
 
 What goes wrong while it is mounted is written to FILE, or else to the log of the system. With -v it also shows what the engine does; SIGUSR1 switches that on, and off again. SIGTERM unmounts. Linked to /sbin/mount.fuse.offshoot and \
-/sbin/umount.fuse.offshoot, the program is what mount, umount and /etc/fstab need for the type fuse.offshoot. Under these names it ends with the codes \
+/sbin/umount.fuse.offshoot, and for -o fuseblk the same with fuseblk, the program is what mount, umount and /etc/fstab need for the type fuse.offshoot. Under these names it ends with the codes \
 of mount(8): 1 for wrong options, 2 for a failure of the system, 32 for a mount that failed.
 
 Examples:
@@ -94,7 +98,7 @@ pub(crate) struct MountArguments {
 }
 
 pub(crate) const SYNC_HELP: &str = "\
-Unlike sync and syncfs, which FUSE does not pass on.
+Unlike sync and syncfs, which FUSE passes on for mounts with -o fuseblk only.
 
 Examples:
   offshoot sync /mnt";

@@ -4,20 +4,27 @@
 //! The serving process starts it with the same words before it reads the volume, and it ends with
 //! the serving process. It ignores signals: a user who wants the mount to end signals the serving
 //! process, and that process then needs the helper.
+//!
+//! A mount over a block device keeps that device from every other use. So when its serving process
+//! ends without unmounting it, the helper does.
 
+use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
+use std::thread;
+use std::time::Duration;
 
 use nix::sys::signal::{SigSet, Signal};
-use offshoot_fuse::{Helper, MountOptions, MountPoint, Mounter, Unmount};
+use offshoot_device::hold_block_device;
+use offshoot_fuse::{BlockMounter, Helper, MountOptions, MountPoint, Mounter, Unmount};
 use offshoot_vfs::{Error, Result};
 use rustix::io::Errno;
 
 use super::Mounting;
 use super::background::again;
 use super::options::MountCommandOptions;
-use super::table::{SUBTYPE, find, places_of, read_ahead, source_name};
+use super::table::{Mounted, SUBTYPE, find, is_dead, places_of, read_ahead, source_name};
 use crate::exit::{self, VerbFailure};
 
 /// Starts the helper.
@@ -45,48 +52,94 @@ pub(super) fn help(mounting: &Mounting<'_>, wanted: &MountCommandOptions) -> exi
     options.allows_devices = wanted.allows_devices;
     options.allows_exec = wanted.allows_exec;
     std::env::set_current_dir("/").map_err(|error| failed("/", error))?;
-    let ours = HelperMount { point: MountPoint::new(dir, options), device: OnceLock::new() };
-    offshoot_fuse::help(std::io::stdin().as_fd(), &ours)
-        .map_err(|error| failed("the socket of the process that mounts", error))
+    let source = PathBuf::from(&options.source);
+    let point = MountPoint::new(dir, options);
+    let ours = HelperMount { source, point, mounted: OnceLock::new() };
+    let helped = offshoot_fuse::help(io::stdin().as_fd(), &ours);
+    ours.free_block_device();
+    helped.map_err(|error| failed("the socket of the process that mounts", error))
 }
 
-/// The mount, with its device number, so that the helper never unmounts another mount over it.
+/// The mount, and what the table of mounts said of it, so that the helper never unmounts another
+/// mount over it.
 struct HelperMount {
+    /// The volume.
+    source: PathBuf,
     point: MountPoint,
-    device: OnceLock<String>,
+    mounted: OnceLock<Mounted>,
+}
+
+impl HelperMount {
+    /// Mounts by `mount`, and notes which mount that is.
+    fn mount_with(&self, mount: impl FnOnce() -> Result<OwnedFd>) -> Result<OwnedFd> {
+        if self.mounted.get().is_some() {
+            return Err(Error::posix(Errno::BUSY, self.point.dir().display().to_string()));
+        }
+        let device = mount()?;
+        let mounted = find(self.point.dir()).map_err(|failure| {
+            // A mount that cannot be identified could not be unmounted later.
+            let _ = self.point.unmount(Unmount::Lazily);
+            Error::io("finding what was mounted", io::Error::other(failure.to_string()))
+        })?;
+        read_ahead(&mounted);
+        let _ = self.mounted.set(mounted);
+        Ok(device)
+    }
+
+    /// Unmounts a mount over a block device whose serving process has ended, if it is still there.
+    fn free_block_device(&self) {
+        let is_block = self.mounted.get().is_some_and(|mounted| mounted.is_block);
+        if is_block && is_dead(self.point.dir()) {
+            // If another mount is over it, the user has to unmount both.
+            let _ = self.unmount(Unmount::Lazily);
+        }
+    }
 }
 
 impl Mounter for HelperMount {
     fn mount(&self) -> Result<OwnedFd> {
-        if self.device.get().is_some() {
-            return Err(Error::posix(Errno::BUSY, self.point.dir().display().to_string()));
-        }
-        let device = self.point.mount()?;
-        let mounted = find(self.point.dir()).map_err(|failure| {
-            // A mount that cannot be identified could not be unmounted later.
-            let _ = self.point.unmount(Unmount::Lazily);
-            Error::io("finding what was mounted", std::io::Error::other(failure.to_string()))
-        })?;
-        read_ahead(&mounted);
-        let _ = self.device.set(mounted.device);
-        Ok(device)
+        self.mount_with(|| self.point.mount())
     }
 
     fn unmount(&self, how: Unmount) -> Result<()> {
-        let top = find(self.point.dir()).ok().map(|mounted| mounted.device);
-        if top.is_none() || top.as_ref() != self.device.get() {
+        let top = find(self.point.dir()).ok();
+        let Some(top) = top.filter(|top| self.mounted.get() == Some(top)) else {
             let what = format!("not unmounted: {}", self.point.dir().display());
-            return Err(Error::io(what, std::io::Error::other("another mount is seen there")));
-        }
+            return Err(Error::io(what, io::Error::other("another mount is seen there")));
+        };
         // All further places of the volume end with the first one. The user who ends the mount does
         // not know them.
         if how == Unmount::Lazily {
-            let device = top.as_deref().unwrap_or_default();
-            for dir in further_places(device, self.point.dir()) {
+            for dir in further_places(&top.device, self.point.dir()) {
                 offshoot_fuse::unmount(&dir, how)?;
             }
         }
         self.point.unmount(how)
+    }
+}
+
+impl BlockMounter for HelperMount {
+    fn mount_block(&self) -> Result<OwnedFd> {
+        self.mount_with(|| self.point.mount_block())
+    }
+
+    fn hold(&self) -> Result<OwnedFd> {
+        const TRIES: u32 = 40;
+        const PAUSE: Duration = Duration::from_millis(25);
+
+        let failed = |error| Error::io(format!("holding {}", self.source.display()), error);
+        // A mount that the user ends by force gives the device up a moment later, and one whose
+        // connection was aborted does not.
+        for attempt in 0..TRIES {
+            if attempt == TRIES / 2 {
+                self.free_block_device();
+            }
+            match hold_block_device(&self.source) {
+                Err(error) if error.kind() == ErrorKind::ResourceBusy => thread::sleep(PAUSE),
+                held => return held.map_err(failed),
+            }
+        }
+        hold_block_device(&self.source).map_err(failed)
     }
 }
 

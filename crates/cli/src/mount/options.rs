@@ -30,6 +30,8 @@ pub(crate) struct MountCommandOptions {
     pub(crate) allows_others: bool,
     /// The mount can be shown elsewhere with mapped ids.
     pub(crate) allows_idmap: bool,
+    /// The mount is one of a block device.
+    pub(crate) is_fuseblk: bool,
     pub(crate) is_degraded: bool,
     /// Read the volume as the last commit left it.
     pub(crate) ignores_log: bool,
@@ -63,6 +65,7 @@ impl Default for MountCommandOptions {
             allows_exec: true,
             allows_others: false,
             allows_idmap: false,
+            is_fuseblk: false,
             is_degraded: false,
             ignores_log: false,
             is_remount: false,
@@ -258,6 +261,8 @@ impl MountCommandOptions {
             ("noidmap", None) => self.allows_idmap = false,
             ("io_uring", None) => self.transport = Transport::IoUring,
             ("noio_uring", None) => self.transport = Transport::Device,
+            ("fuseblk", None) => self.is_fuseblk = true,
+            ("nofuseblk", None) => self.is_fuseblk = false,
             ("degraded", None) => self.is_degraded = true,
             ("nosandbox", None) => self.has_sandbox = false,
             ("remount", None) => self.is_remount = true,

@@ -26,6 +26,7 @@ use rustix::stdio::{dup2_stderr, dup2_stdout};
 use rustix::thread::disable_transparent_huge_pages;
 
 use super::Mounting;
+use super::block::VolumeMounter;
 use super::control::Jobs;
 use super::further::WritableMountLock;
 use super::gate;
@@ -39,7 +40,7 @@ use crate::args::{OpenArguments, TreeArguments};
 use crate::events;
 use crate::exit::{Result, VerbFailure};
 use crate::output::Console;
-use crate::session::{Access, Opening, open_tree};
+use crate::session::{Access, OnOpenDevices, Opening, open_tree};
 
 /// Mounts the volume of `mounting`, and serves it until it is unmounted.
 pub(super) fn serve(
@@ -62,7 +63,15 @@ pub(super) fn serve(
     let streams = streams.transpose()?;
     let helper = helper::start(mounting)?;
     let sandbox = Rc::new(RefCell::new(wanted.has_sandbox.then(MountSandbox::default)));
-    let server = start(mounting, wanted, &helper, &sandbox, console, &log)?;
+    let block = wanted.is_fuseblk.then(|| Arc::new(VolumeMounter::new(helper.clone())));
+    let mounter = block.clone().map_or(helper.clone() as Arc<dyn Mounter>, |block| block as _);
+    let server = start(mounting, wanted, mounter, block.clone(), &sandbox, console, &log);
+    let server = server.inspect_err(|_| {
+        // Nothing uses the volume any more, so nothing writes to the device behind the mount.
+        if let Err(error) = block.as_ref().map_or(Ok(()), |block| block.abandon()) {
+            log.line(&error);
+        }
+    })?;
     // From now on other runs find the mount in the table of mounts.
     drop(mount_lock);
     let waits = {
@@ -103,7 +112,8 @@ pub(super) fn serve(
 fn start(
     mounting: &Mounting<'_>,
     wanted: &MountCommandOptions,
-    helper: &Arc<Helper>,
+    mounter: Arc<dyn Mounter>,
+    block: Option<Arc<VolumeMounter>>,
     sandbox: &Rc<RefCell<Option<MountSandbox>>>,
     console: &Arc<Console>,
     log: &Arc<Log>,
@@ -136,6 +146,8 @@ fn start(
         flushes_on_commit: wanted.flushes_on_commit,
         warned: Some(Arc::new(warned)),
         when_devices_are_open: Some(Box::new(enter)),
+        before_writing: block
+            .map(|block| -> OnOpenDevices { Box::new(move |devices| block.mount_over(devices)) }),
         ..Opening::to(access)
     };
     let fs = open_tree(mounting.volume, &tree, opening, console)?;
@@ -165,7 +177,7 @@ fn start(
     options.volume = Some(fs.volume());
     options.ioctls = Some(jobs.clone());
     options.gate = Some(Gate::new(gate::NAME, Arc::new(find)));
-    let server = Server::start(files, helper.clone(), options)?;
+    let server = Server::start(files, mounter, options)?;
     jobs.begin(server.caches());
     Ok(server)
 }

@@ -6,23 +6,23 @@
 //! waits in the kernel until a thread takes it.
 //!
 //! Since Linux 6.11, which is older than FUSE over io_uring, `/proc/PID/fdinfo` names the
-//! connection of a descriptor: the minor number of the mount's device.
+//! connection of a descriptor: the device number of the mount.
 
 use std::fs;
 use std::path::Path;
 
 use rustix::process::{Pid, Signal, kill_process};
 
+use super::table::Mounted;
 use crate::exit::{Result, VerbFailure};
 
-/// Continues all stopped processes that serve the mount with the device number `device`. Returns
-/// their ids.
+/// Continues all stopped processes that serve `mounted`. Returns their ids.
 ///
 /// # Errors
 /// When this user may not signal one of them.
-pub(super) fn resume_servers(device: &str) -> Result<Vec<Pid>> {
+pub(super) fn resume_servers(mounted: &Mounted) -> Result<Vec<Pid>> {
     let failed = |error| VerbFailure::Host("/proc".to_owned(), error);
-    let connection = device.rsplit(':').next().unwrap_or(device);
+    let Some(connection) = mounted.connection() else { return Ok(Vec::new()) };
     let mut resumed = Vec::new();
     for process in fs::read_dir("/proc").map_err(failed)? {
         let process = process.map_err(failed)?;
@@ -49,7 +49,7 @@ fn is_stopped(process: &Path) -> bool {
 
 /// Whether a process has a descriptor of this connection. Descriptors that this user may not see do
 /// not count.
-fn serves(process: &Path, connection: &str) -> bool {
+fn serves(process: &Path, connection: u32) -> bool {
     let wanted = format!("fuse_connection:\t{connection}");
     let descriptors = fs::read_dir(process.join("fdinfo")).into_iter().flatten().flatten();
     let mut infos = descriptors.filter_map(|entry| fs::read_to_string(entry.path()).ok());

@@ -6,6 +6,7 @@
 //!
 //! ```text
 //! 36 35 0:45 / /mnt rw,nosuid,nodev - fuse.offshoot /images/disk.img rw,user_id=0,...
+//! 38 35 8:17 / /srv rw,nosuid,nodev - fuseblk.offshoot /dev/sdb1 rw,user_id=0,...
 //! id    dev  |  where                kind          what
 //!            what of it is mounted: not its root, where it is bound
 //! ```
@@ -31,8 +32,19 @@ pub(super) const SUBTYPE: &str = "offshoot";
 pub(super) struct Mounted {
     /// The device number, as `MAJOR:MINOR`.
     pub(super) device: String,
+    /// The device number is that of a block device, which the mount holds.
+    pub(super) is_block: bool,
     /// The volume.
     pub(super) source: PathBuf,
+}
+
+impl Mounted {
+    /// The number of the connection to the serving process: the device number, as the kernel keeps
+    /// it.
+    pub(super) fn connection(&self) -> Option<u32> {
+        let (major, minor) = self.device.split_once(':')?;
+        Some(major.parse::<u32>().ok()?.checked_mul(1 << 20)? | minor.parse::<u32>().ok()?)
+    }
 }
 
 /// The mount of this program over `dir`.
@@ -82,7 +94,9 @@ impl Inside {
 
 /// Whether the process that served the mount over `dir` has ended.
 pub(super) fn is_dead(dir: &Path) -> bool {
-    rustix::fs::statfs(dir).is_err_and(|errno| errno == Errno::NOTCONN)
+    // The last two, over `/dev/fuse` and over io_uring, when it ended after it was asked.
+    let errors = [Errno::NOTCONN, Errno::CONNABORTED, Errno::CANCELED];
+    rustix::fs::statfs(dir).is_err_and(|errno| errors.contains(&errno))
 }
 
 /// The trusted mounts of this program that show `volume`, under any of its names.
@@ -153,10 +167,12 @@ impl MountTableLine {
         let is_read_only = |options: &[u8]| options.split(|&byte| byte == b',').any(|o| o == b"ro");
         let is_read_only_there = words.next().is_some_and(is_read_only);
         words.find(|word| word == b"-")?;
-        let mut kind = words;
-        let is_ours = kind.next()?.strip_prefix(b"fuse.") == Some(SUBTYPE.as_bytes());
-        let mounted = Mounted { device, source: unescaped(kind.next()?).into() };
-        let options = kind.next().unwrap_or_default();
+        let kind = words.next()?;
+        let is_of = |base: &[u8]| kind.strip_prefix(base) == Some(SUBTYPE.as_bytes());
+        let is_block = is_of(b"fuseblk.");
+        let is_ours = is_block || is_of(b"fuse.");
+        let mounted = Mounted { device, is_block, source: unescaped(words.next()?).into() };
+        let options = words.next().unwrap_or_default();
         let number = |option: &[u8]| {
             std::str::from_utf8(option.strip_prefix(b"user_id=")?).ok()?.parse().ok()
         };
@@ -220,7 +236,10 @@ fn unescaped(text: &[u8]) -> OsString {
 /// Sets the read-ahead of the kernel to the size of one request. If this user may not set it, the
 /// kernel's default remains.
 pub(super) fn read_ahead(mounted: &Mounted) {
-    let _ = fs::write(format!("/sys/class/bdi/{}/read_ahead_kb", mounted.device), "1024");
+    // Without the suffix it would be the read-ahead of the block device.
+    let suffix = if mounted.is_block { "-fuseblk" } else { "" };
+    let path = format!("/sys/class/bdi/{}{suffix}/read_ahead_kb", mounted.device);
+    let _ = fs::write(path, "1024");
 }
 
 /// The absolute name of a volume, as it appears in the table too.
@@ -244,7 +263,9 @@ mod tests {
             b"36 35 0:45 / /mnt/a\\040b rw shared:1 - fuse.offshoot /x\\134y.img rw,user_id=0";
         let line = MountTableLine::parse(ours).expect("a line");
         assert_eq!((line.id, &*line.dir, line.is_ours), (36, "/mnt/a b".as_ref(), true));
-        assert_eq!(line.mounted, Mounted { device: "0:45".into(), source: r"/x\y.img".into() });
+        let source = r"/x\y.img".into();
+        assert_eq!(line.mounted, Mounted { device: "0:45".into(), is_block: false, source });
+        assert_eq!(line.mounted.connection(), Some(45));
         let inside =
             |line: MountTableLine, dir: &str| line.inside(dir.as_ref()).map(|inside| inside.path);
         assert_eq!(inside(line.clone(), "/mnt/a b"), Some("/".into()));
@@ -273,6 +294,10 @@ mod tests {
         for odd in ["rw", "rw,user_id=", "rw,user_id=-1", "rw,user_id=0x0", "rw,xuser_id=0"] {
             assert_eq!(of(odd), (None, false, false), "{odd}");
         }
+        let block = MountTableLine::parse(b"38 35 8:17 / /s rw - fuseblk.offshoot /dev/sdb1 rw");
+        let block = block.expect("a line");
+        assert!(block.is_ours && block.mounted.is_block);
+        assert_eq!(block.mounted.connection(), Some(8_388_625));
         // Names may contain any bytes.
         let bytes = MountTableLine::parse(b"37 36 0:46 / /mnt/\xff rw - fuse.offshoot /\xfe rw")
             .expect("a line");

@@ -8,11 +8,13 @@
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use offshoot_device::hold_block_device;
 use offshoot_fuse::Unmount;
 use offshoot_vfs::{Errno, OsReason};
 use rustix::fs::{FlockOperation, flock};
@@ -28,6 +30,9 @@ use crate::output::{Console, json_name, write_line};
 /// programs can stop using it.
 const TRIES: u32 = 20;
 const PAUSE: Duration = Duration::from_millis(50);
+
+/// How long the end of the serving process is waited for without a message.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The result of unmounting, as JSON.
 #[derive(Serialize)]
@@ -56,7 +61,7 @@ pub(crate) fn unmount(
     if arguments.force {
         let dir = beside_the_mount(named).map_err(failed)?;
         let line = table::find_of_anybody(&dir)?;
-        for server in stopped::resume_servers(&line.mounted.device)? {
+        for server in stopped::resume_servers(&line.mounted)? {
             console
                 .error(&format_args!("process {server}, which serves it, was stopped; it goes on"));
         }
@@ -108,7 +113,7 @@ pub(crate) fn unmount(
         match table::places_of(&mounted.device)?.first() {
             // While the volume is mounted elsewhere, this program cannot tell when it is free.
             Some(other) => console.error(&format_args!("still mounted over {}", other.display())),
-            None => wait_for_writer(&mounted.source)?,
+            None => wait_for_writer(&mounted.source, console)?,
         }
     }
     tell(&mounted.source, &dir, Some(is_stored))?;
@@ -121,6 +126,10 @@ fn unmount_by_force(dir: &Path) -> offshoot_vfs::Result<()> {
     for _ in 0..TRIES {
         match offshoot_fuse::unmount(dir, Unmount::ByForce) {
             Err(error) if error.errno() == Errno::BUSY => thread::sleep(PAUSE),
+            // Its own helper may have unmounted it meanwhile.
+            Err(error) if error.errno() == Errno::INVAL && table::find_of_anybody(dir).is_err() => {
+                return Ok(());
+            }
             result => return result,
         }
     }
@@ -145,14 +154,38 @@ pub(super) fn beside_the_mount(named: &Path) -> io::Result<PathBuf> {
 }
 
 /// Waits until no process writes `volume`.
-fn wait_for_writer(volume: &Path) -> Result {
+fn wait_for_writer(volume: &Path, console: &Console) -> Result {
     let DiskName { file: volume, .. } = DiskName::parse(volume);
     let failed = |error| VerbFailure::Host(format!("waiting for {}", volume.display()), error);
-    let volume = File::open(&volume).map_err(failed)?;
+    let file = File::open(&volume).map_err(failed)?;
+    let begun = Instant::now();
+    let mut operation = FlockOperation::NonBlockingLockShared;
     loop {
-        match flock(&volume, FlockOperation::LockShared) {
+        match flock(&file, operation) {
             Err(Errno::INTR) => {}
-            result => return result.map_err(|errno| failed(errno.into())),
+            Err(Errno::WOULDBLOCK) if begun.elapsed() < PATIENCE => thread::sleep(PAUSE / 10),
+            Err(Errno::WOULDBLOCK) => {
+                let volume = volume.display();
+                console.error(&format_args!("waiting until the mount of {volume} has ended"));
+                console.detail(
+                    &"an open file, or a copy of the mount in another namespace, keeps it alive; \
+                      what was done before is stored",
+                );
+                operation = FlockOperation::LockShared;
+            }
+            result => break result.map_err(|errno| failed(errno.into()))?,
         }
     }
+    // A serving process that ends gives its lock up a moment before its hold of a block device.
+    if file.metadata().is_ok_and(|metadata| metadata.file_type().is_block_device()) {
+        for _ in 0..TRIES {
+            match hold_block_device(&volume) {
+                Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
+                    thread::sleep(PAUSE / 10);
+                }
+                _ => break,
+            }
+        }
+    }
+    Ok(())
 }

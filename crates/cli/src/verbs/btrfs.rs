@@ -5,6 +5,7 @@ pub(super) mod dump;
 pub(super) mod in_force;
 pub(super) mod info;
 pub(crate) mod label;
+pub(crate) mod last_stored;
 pub(crate) mod mkfs;
 pub(super) mod property;
 pub(super) mod rescue;

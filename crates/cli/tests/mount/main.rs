@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `same` | the kernel's btrfs, which shows the same volume, or does the same calls on one of its own |
 //! | `calls` | those calls |
+//! | `block` | the kernel, which mounts the same block device before, meanwhile and after |
 //! | `ends` | `btrfs check`, and the promises: unmounting, signals, SIGKILL under load, full volumes |
 //! | `events` | the lines that `-v`, `OFFSHOOT_LOG` and SIGUSR1 ask for |
 //! | `suites` | test suites of other projects: `pjdfstest` and `fsx` |
@@ -28,6 +29,7 @@
 //! They need root and `/dev/fuse`. A machine with the other judges must have both, or the tests
 //! fail.
 
+mod block;
 mod callers;
 mod calls;
 mod campaign;
@@ -53,7 +55,7 @@ mod xfs;
 use std::ffi::OsStr;
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use offshoot_testkit::btrfs::disks::Disks;
@@ -250,17 +252,23 @@ impl ServedMount {
         kill_process(pid.expect("a process"), signal).expect("it runs");
     }
 
-    /// Waits for the server's end, which must be a success without messages.
+    /// Waits for the server's end.
     #[track_caller]
-    fn ends_well(mut self) {
+    fn ends(&mut self) -> ExitStatus {
         let begun = Instant::now();
-        let status = loop {
+        loop {
             if let Some(status) = self.child.try_wait().expect("a child") {
-                break status;
+                return status;
             }
             assert!(begun.elapsed() < Duration::from_secs(60), "it does not end: {}", self.log());
             std::thread::sleep(Duration::from_millis(5));
-        };
+        }
+    }
+
+    /// Waits for the server's end, which must be a success without messages.
+    #[track_caller]
+    fn ends_well(mut self) {
+        let status = self.ends();
         assert!(status.success(), "it ends with {status}: {}", self.log());
         assert_eq!(self.log(), "");
         let log = std::fs::read_to_string(&self.log).expect("a log");

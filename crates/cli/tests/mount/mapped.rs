@@ -18,13 +18,13 @@ use tempfile::TempDir;
 use super::{ServedMount, as_user, assert_alike, require, twins};
 
 /// A user name space that maps users and groups 0..1000 to [`SHIFT`] and above.
-struct MappedIds(Child);
+pub(super) struct MappedIds(Child);
 
 /// The difference of the ids.
 const SHIFT: u32 = 10_000;
 
 impl MappedIds {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let mut unshare = Command::new("unshare");
         unshare.args(["--user", "sh", "-c", "echo; exec sleep 1000"]).stdout(Stdio::piped());
         let mut child = unshare.spawn().expect("unshare starts");
@@ -52,12 +52,12 @@ impl Drop for MappedIds {
 }
 
 /// A place that shows a mount with mapped ids.
-struct MappedPlace(TempDir);
+pub(super) struct MappedPlace(TempDir);
 
 impl MappedPlace {
     /// Shows the mount over `root`.
     #[expect(unsafe_code, reason = "no crate has it as a safe function")]
-    fn new(root: &Path, ids: &MappedIds) -> Result<Self, io::Error> {
+    pub(super) fn new(root: &Path, ids: &MappedIds) -> Result<Self, io::Error> {
         let tree = open_tree(CWD, root, OpenTreeFlags::OPEN_TREE_CLONE)?;
         let space = ids.space();
         let userns_fd = u64::try_from(space.as_raw_fd()).expect("a descriptor");
@@ -86,6 +86,10 @@ impl MappedPlace {
         let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
         move_mount(&tree, "", CWD, place.path(), flags)?;
         Ok(Self(place))
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        self.0.path()
     }
 }
 

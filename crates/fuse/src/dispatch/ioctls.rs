@@ -14,7 +14,6 @@
 //! stored before, does not come. This module follows its strictest value: it stores everything.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use offshoot_vfs::{Errno, Error, FileFlags, FileId, Result, Timestamp, Volume};
 
@@ -112,13 +111,7 @@ impl RequestContext<'_> {
             }
             ioctl_number::SHUTDOWN => {
                 let volume = self.volume_of_manager(&ioctl)?;
-                self.to.is_shut_down.store(true, Ordering::SeqCst);
-                // Requests that change something wait for this lock, and then learn how the
-                // shutdown went.
-                let _writing = self.to.writing.write();
-                volume.shut_down()?;
-                self.to.is_stored.store(true, Ordering::SeqCst);
-                Ok(())
+                self.to.shut_down(&**volume)
             }
             _ => self.pass_on(&ioctl, arguments, out),
         }

@@ -119,8 +119,8 @@ impl RequestContext<'_> {
         }
     }
 
-    /// FSYNCDIR of the root syncs the whole mount: the kernel sends no SYNCFS to filesystems in
-    /// user space, so `offshoot unmount` asks in this way.
+    /// FSYNCDIR of the root syncs the whole mount: the kernel sends SYNCFS only to mounts over a
+    /// block device, so `offshoot unmount` asks in this way.
     pub(super) fn fsyncdir(&self, arguments: RequestArguments<'_>) -> Result<()> {
         if self.node == ROOT_NODE || self.to.is_shut_down() {
             self.to.sync()

@@ -180,6 +180,8 @@ fn a_shutdown_leaves_what_unmounting_needs() {
         sent(&dispatcher, opcode::GETATTR, 1, &[0; 16]);
         sent(&dispatcher, opcode::OPENDIR, 1, &[0; 8]);
         assert_eq!(answer(&dispatcher, opcode::FSYNCDIR, 1, &[0; 16]).0, expected);
+        assert_eq!(answer(&dispatcher, opcode::SYNCFS, 1, &[0; 8]).0, expected);
+        assert_eq!(answer(&dispatcher, opcode::DESTROY, 1, &[]).0, expected);
         assert_eq!(dispatcher.end().is_ok(), is_stored);
         assert_eq!(answer(&dispatcher, opcode::LOOKUP, 1, b"file\0").0, failed);
     }
