@@ -93,7 +93,7 @@ pub(crate) fn with_verb(words: Vec<OsString>) -> Vec<OsString> {
 /// As [`with_verb`] does it when root runs the program, or another user does.
 fn words_for(mut words: Vec<OsString>, is_root: bool) -> Vec<OsString> {
     let name = words.first().and_then(|word| Path::new(word).file_name()).and_then(OsStr::to_str);
-    if let Some(&(_, verb)) = NAMES.iter().find(|(known, _)| name == Some(known)) {
+    if let Some(&(known, verb)) = NAMES.iter().find(|(known, _)| name == Some(known)) {
         // mount(8) of util-linux passes on `nosuid` and `nodev`, and does not pass on `suid` and
         // `dev`, its defaults. That of BusyBox passes on none of the four, nor `rw` and `ro`, one
         // of which the first always passes on.
@@ -105,7 +105,7 @@ fn words_for(mut words: Vec<OsString>, is_root: bool) -> Vec<OsString> {
         if verb == "mount" && is_root && is_util_linux {
             words.splice(2..2, ["-o", "suid,dev"].map(OsString::from));
         }
-        if name == Some(MOUNT_BLOCK) {
+        if known == MOUNT_BLOCK {
             words.splice(2..2, ["-o", "fuseblk"].map(OsString::from));
         }
     }

@@ -254,7 +254,7 @@ impl ServedMount {
 
     /// Waits for the server's end.
     #[track_caller]
-    fn ends(&mut self) -> ExitStatus {
+    fn wait_for_end(&mut self) -> ExitStatus {
         let begun = Instant::now();
         loop {
             if let Some(status) = self.child.try_wait().expect("a child") {
@@ -268,7 +268,7 @@ impl ServedMount {
     /// Waits for the server's end, which must be a success without messages.
     #[track_caller]
     fn ends_well(mut self) {
-        let status = self.ends();
+        let status = self.wait_for_end();
         assert!(status.success(), "it ends with {status}: {}", self.log());
         assert_eq!(self.log(), "");
         let log = std::fs::read_to_string(&self.log).expect("a log");

@@ -50,7 +50,7 @@ fn take(device: &Path) -> OwnedFd {
 /// Waits for the server's end, which must be a failure. Returns the log.
 #[track_caller]
 fn ends_badly(mut mounted: ServedMount) -> String {
-    let status = mounted.ends();
+    let status = mounted.wait_for_end();
     let log = mounted.log();
     assert!(!status.success(), "it ends with {status}: {log}");
     log
@@ -78,7 +78,9 @@ fn under_load(dir: &Path, end: impl FnOnce()) {
         std::thread::sleep(Duration::from_millis(300));
         end();
         is_over.store(true, Ordering::SeqCst);
-        threads.map(|thread| thread.join().expect("no panic"));
+        for thread in threads {
+            thread.join().expect("no panic");
+        }
     });
 }
 
@@ -179,7 +181,7 @@ fn forced_ends_under_load_leave_a_whole_volume() {
     for _ in 0..5 {
         let mut mounted = volume.mount("rw");
         under_load(mounted.path(), || end_by_force(&mounted));
-        mounted.ends();
+        mounted.wait_for_end();
         let mounted = volume.mount("rw");
         fs::write(mounted.path().join("file"), "data").expect("a file");
         rustix::mount::unmount(mounted.path(), UnmountFlags::empty()).expect("its end");
