@@ -26,7 +26,7 @@ use rustix::process::Signal;
 use tempfile::TempDir;
 
 use super::mapped::{MappedIds, MappedPlace};
-use super::{ServedMount, command, does, offshoot, require, unmount, volume};
+use super::{ServedMount, command, does, is_over_ring, offshoot, require, unmount, volume};
 
 /// A volume of the program on a loop device.
 struct BlockVolume {
@@ -361,10 +361,10 @@ fn a_copied_namespace_keeps_the_device() {
 }
 
 /// While the serving process is stopped, `offshoot unmount` waits in a call that can be
-/// interrupted.
+/// interrupted. Over io_uring no call can be, once its request is assigned to a stopped thread.
 #[test]
 fn unmounting_a_stopped_server_can_be_interrupted() {
-    let Some(judges) = require() else { return };
+    let Some(judges) = require().filter(|_| !is_over_ring()) else { return };
     let volume = BlockVolume::new(&judges);
     let mounted = volume.mount("rw");
     fs::write(mounted.path().join("file"), "data").expect("a file");
