@@ -51,6 +51,7 @@ const XFS: EngineFloors = EngineFloors {
         &["report"],
         &["options"],
         &["buffer"],
+        &["log"],
         &["btree"],
         &["group"],
         &["inode"],

@@ -21,6 +21,7 @@
 //! | `inode` | inodes and their forks |
 //! | `group` | counters of groups, and which inodes are in use |
 //! | `btree` | a cursor over the trees, and changes to them |
+//! | `log` | the log: its ring, and delayed logging of what transactions change |
 //! | `buffer` | verified blocks and the cache of them; all reads of the device |
 //! | `options`, `report` | how a volume is opened; problems that did not fail a call |
 
@@ -34,6 +35,8 @@ mod dir;
 mod filesystem;
 mod group;
 mod inode;
+#[cfg_attr(not(test), expect(dead_code, reason = "transactions will call it"))]
+mod log;
 mod mkfs;
 mod options;
 mod recover;

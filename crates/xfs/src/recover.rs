@@ -155,13 +155,13 @@ pub(crate) fn to_disk(
     if !pending.is_empty() {
         return Err(in_log(first_intent.unwrap_or(log.ends.head), not_finished(&pending)));
     }
-    let unmount = UnmountRecord::new(log, superblock)?;
+    let unmount = UnmountRecord::new(log)?;
     finish::count(&memory)?;
     drop(memory);
     let (_, counts) = replay(device, superblock, log, cancels, options)?;
-    log.flush()?;
+    log.disk.flush()?;
     finish::count(device)?;
-    log.flush()?;
+    log.disk.flush()?;
     unmount.write(log)?;
     let report = XfsReport::LogReplayed { is_stored: true, pending };
     tell(options.reporter.as_ref(), &report);

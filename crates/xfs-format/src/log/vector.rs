@@ -70,6 +70,12 @@ impl XfsLogVector {
         self.bytes.capacity()
     }
 
+    /// The regions that the vector holds without an allocation.
+    #[must_use]
+    pub fn region_capacity(&self) -> usize {
+        self.ends.capacity()
+    }
+
     /// All regions.
     #[must_use]
     pub fn regions(&self) -> XfsRegions<'_> {

@@ -11,18 +11,16 @@
 use offshoot_device::BlockDevice;
 use offshoot_kit::new_volume::{flush, wipe, write, zero};
 use offshoot_vfs::Result;
-use offshoot_xfs_format::log::op::XfsOpWriter;
-use offshoot_xfs_format::log::record::{header_count, padded_len};
-use offshoot_xfs_format::log::{BLOCK, XfsLogRecord, XfsLogRing};
+use offshoot_xfs_format::log::{XfsLogRecord, XfsLogRing};
 use offshoot_xfs_format::superblock::{MOST_SECTOR_BYTES, XfsSuperblock, XfsSuperblockFields};
 use offshoot_xfs_format::{AgBlock, AgNumber, Ino};
 use uuid::Uuid;
 
 use super::group::NewXfsGroup;
-use super::invalid;
 use super::layout::{LEAST_GROUP, NewXfsLayout};
 use super::options::XfsMkfsOptions;
 use crate::buffer::{malformed, sector_at};
+use crate::log::unmount_record;
 
 /// The version of the log.
 const LOG_VERSION: u32 = 2;
@@ -32,9 +30,6 @@ const LITTLE_ENDIAN: u32 = 1;
 
 /// The least log buffer, in bytes.
 const LEAST_BUFFER: u32 = 32 << 10;
-
-/// The transaction of the unmount, any number but 0.
-const UNMOUNT: u32 = 0xb0c0_d0d0;
 
 /// Writes the volume.
 pub(super) fn volume(
@@ -102,29 +97,20 @@ pub(super) fn volume(
 
 /// The record of an unmount, the only one of a new log.
 fn unmount_record(layout: &NewXfsLayout) -> Result<Vec<u8>> {
-    let unit = layout.fields.log_unit();
-    let buffer = layout.fields.logsunit.get().max(LEAST_BUFFER);
-    let headers = header_count(LOG_VERSION, buffer);
-    let mut body = vec![0; padded_len(BLOCK, headers, unit)];
-    let mut ops = XfsOpWriter::new(&mut body, 0, 0);
-    if !ops.unmount(UNMOUNT) {
-        return Err(invalid("a record without room for the unmount"));
-    }
     let record = XfsLogRecord {
         lsn: XfsLogRing::NEVER_WRITTEN,
         tail: XfsLogRing::NEVER_WRITTEN,
         version: LOG_VERSION,
-        len: u32::try_from(body.len()).unwrap_or(u32::MAX),
+        len: 0,
         previous: None,
         ops: 1,
         byte_order: LITTLE_ENDIAN,
         uuid: Uuid::from_bytes(layout.fields.uuid),
-        buffer,
+        buffer: layout.fields.logsunit.get().max(LEAST_BUFFER),
     };
-    let mut blocks = vec![0; headers as usize * BLOCK];
-    blocks.append(&mut body);
     let ring = XfsLogRing::of(&layout.geometry).map_err(malformed)?;
-    record.seal(ring, &mut blocks).map_err(malformed)?;
+    let (_, blocks) =
+        unmount_record(ring, layout.fields.log_unit(), record).map_err(malformed)?;
     Ok(blocks)
 }
 

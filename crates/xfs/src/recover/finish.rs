@@ -15,21 +15,16 @@ use std::sync::Arc;
 
 use offshoot_device::BlockDevice;
 use offshoot_vfs::{Code, Error, Result, Structure};
-use offshoot_xfs_format::log::op::XfsOpWriter;
-use offshoot_xfs_format::log::record::{BUFFER_MAX, padded_len};
-use offshoot_xfs_format::log::ring::IN_FLIGHT;
-use offshoot_xfs_format::log::{BLOCK, XfsLogRecord};
+use offshoot_xfs_format::log::XfsLogRecord;
+use offshoot_xfs_format::log::record::BUFFER_MAX;
 use offshoot_xfs_format::superblock::{CRC, XfsSuperblock, XfsSuperblockFields};
 use offshoot_xfs_format::{AgNumber, csum};
-use uuid::Uuid;
 
 use super::log::VolumeLog;
 use super::{CACHE_BYTES, NEXT_STEP};
 use crate::buffer::{XfsBuffers, malformed, sector_at};
 use crate::group;
-
-/// The transaction of an unmount op, which is none.
-const UNMOUNT_TID: u32 = 0xb0c0_d0d0;
+use crate::log::unmount_record;
 
 /// The record that says that the log is empty.
 pub(super) struct UnmountRecord {
@@ -40,51 +35,39 @@ pub(super) struct UnmountRecord {
 
 impl UnmountRecord {
     /// The record for the head of a log, which must have room for it.
-    pub(super) fn new(log: &VolumeLog, superblock: &XfsSuperblock) -> Result<Self> {
+    pub(super) fn new(log: &VolumeLog) -> Result<Self> {
         let head = log.ends.head;
         let last = log.ends.last.as_ref().ok_or_else(|| {
             Error::corrupt(Structure::LogRecord, "a log that is not empty has no last record")
         })?;
-        let unit = superblock.fields.log_unit();
+        let unit = log.disk.unit;
         let smallest = u32::try_from(unit).unwrap_or(BUFFER_MAX);
-        let mut record = XfsLogRecord {
+        let record = XfsLogRecord {
             lsn: head,
             tail: head,
             previous: Some(last.lsn.block()),
-            ops: 1,
-            uuid: Uuid::from_bytes(superblock.fields.uuid),
+            uuid: log.disk.uuid,
             buffer: last.buffer.max(smallest).min(BUFFER_MAX),
             ..last.clone()
         };
-        let headers = record.header_blocks();
-        let len = padded_len(BLOCK, headers, unit);
-        record.len = u32::try_from(len).unwrap_or(BUFFER_MAX);
-        let header_len = headers as usize * BLOCK;
-        let mut blocks = vec![0; header_len + len];
-        let body = blocks.get_mut(header_len..).unwrap_or_default();
-        let fits = XfsOpWriter::new(body, 0, 0).unmount(UNMOUNT_TID);
+        let (record, blocks) = unmount_record(log.disk.ring, unit, record).map_err(malformed)?;
         let count = record.block_count();
-        if !fits || log.ring.free(log.ends.tail, head).is_none_or(|free| free <= count) {
+        if log.disk.ring.free(log.ends.tail, head).is_none_or(|free| free <= count) {
             let what = format!(
                 "a log without room for the {count} blocks of an unmount record at {head}: \
                  {NEXT_STEP}"
             );
             return Err(Error::unsupported(Code::LogNotReplayed, what));
         }
-        record.seal(log.ring, &mut blocks).map_err(malformed)?;
         Ok(Self { record, blocks })
     }
 
     /// Empties the log. Everything that was replayed is durable.
     pub(super) fn write(&self, log: &VolumeLog) -> Result<()> {
         let head = log.ends.head;
-        let free = log.ring.free(log.ends.tail, head).unwrap_or(0);
-        let stamps: Vec<_> =
-            self.record.stamps(log.ring, head, free.min(IN_FLIGHT)).flatten().collect();
-        log.write(head, &stamps)?;
-        log.flush()?;
-        log.write(head, &self.blocks)?;
-        log.flush()
+        log.disk.stamp(&self.record, log.ends.tail, head)?;
+        log.disk.write(head, &self.blocks)?;
+        log.disk.flush()
     }
 }
 

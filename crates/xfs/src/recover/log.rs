@@ -1,29 +1,23 @@
 //! The log of a volume: where it lies, where it ends, and the transactions in it.
 
-use std::io;
 use std::sync::Arc;
 
 use offshoot_device::BlockDevice;
 use offshoot_vfs::{Code, Error, Malformed, Result, Structure};
-use offshoot_xfs_format::ids::BASIC_BLOCK;
 use offshoot_xfs_format::log::ends::{self, read_record};
 use offshoot_xfs_format::log::record::XfsLogChecksum;
-use offshoot_xfs_format::log::{XfsCheckpoint, XfsCheckpoints, XfsLogEnds, XfsLogRing, op};
+use offshoot_xfs_format::log::{XfsCheckpoint, XfsCheckpoints, XfsLogEnds, op};
 use offshoot_xfs_format::superblock::XfsSuperblock;
-use offshoot_xfs_format::{Lsn, XfsGeometry};
-use uuid::Uuid;
+use offshoot_xfs_format::Lsn;
 
 use super::NEXT_STEP;
 use crate::buffer::malformed;
+use crate::log::LogDisk;
 
 /// The log of a volume.
 #[derive(Debug)]
 pub(crate) struct VolumeLog {
-    device: Arc<dyn BlockDevice>,
-    /// The first byte of the ring.
-    start: u64,
-    pub(super) ring: XfsLogRing,
-    uuid: Uuid,
+    pub(super) disk: LogDisk,
     has_checksums: bool,
     pub(crate) ends: XfsLogEnds,
 }
@@ -41,8 +35,7 @@ impl VolumeLog {
     /// Finds the ends of the log of the volume on `device`.
     pub(crate) fn find(device: &Arc<dyn BlockDevice>, superblock: &XfsSuperblock) -> Result<Self> {
         let XfsSuperblock { fields, geometry } = superblock;
-        let uuid = Uuid::from_bytes(fields.uuid);
-        let log = Self::locate(device, geometry, uuid).map_err(unusable)?;
+        let log = Self::locate(device, superblock).map_err(unusable)?;
         let changed = Lsn(fields.lsn.get());
         let head = log.ends.head;
         if geometry.has_checksums() && changed != Lsn::NONE && changed > head {
@@ -52,16 +45,12 @@ impl VolumeLog {
         Ok(log)
     }
 
-    fn locate(device: &Arc<dyn BlockDevice>, geometry: &XfsGeometry, uuid: Uuid) -> Result<Self> {
-        let ring = XfsLogRing::of(geometry).map_err(malformed)?;
-        let start = geometry
-            .place_of(geometry.log_start)
-            .ok_or_else(|| Error::corrupt(Structure::Superblock, "the log is not in the volume"))?;
-        let start = start.bytes();
-        let mut read = |block: u32, bytes: &mut [u8]| read_blocks(&**device, start, block, bytes);
-        let ends = ends::find(ring, uuid, &mut read).map_err(|failure| failure.0)?;
-        let (device, has_checksums) = (device.clone(), geometry.has_checksums());
-        Ok(Self { device, start, ring, uuid, has_checksums, ends })
+    fn locate(device: &Arc<dyn BlockDevice>, superblock: &XfsSuperblock) -> Result<Self> {
+        let disk = LogDisk::new(device, superblock)?;
+        let mut read =
+            |block: u32, bytes: &mut [u8]| disk.read(block, bytes).map_err(LogFailure);
+        let ends = ends::find(disk.ring, disk.uuid, &mut read).map_err(|failure| failure.0)?;
+        Ok(Self { disk, has_checksums: superblock.geometry.has_checksums(), ends })
     }
 
     /// Calls `visit` with the transactions from the tail to the head, in the order of their commit
@@ -72,13 +61,13 @@ impl VolumeLog {
         visit: &mut dyn FnMut(&XfsCheckpoint) -> Result<()>,
     ) -> Result<()> {
         let (mut at, head) = (self.ends.tail, self.ends.head);
-        let mut open = XfsCheckpoints::new(self.ring);
+        let mut open = XfsCheckpoints::new(self.disk.ring);
         let mut buffer = Vec::new();
         while at != head {
             let bad = |problem: Malformed| in_log(at, malformed(problem));
             let mut read =
-                |block: u32, bytes: &mut [u8]| read_blocks(&*self.device, self.start, block, bytes);
-            let (record, checksum) = read_record(self.ring, at, &mut read, &mut buffer)
+                |block: u32, bytes: &mut [u8]| self.disk.read(block, bytes).map_err(LogFailure);
+            let (record, checksum) = read_record(self.disk.ring, at, &mut read, &mut buffer)
                 .map_err(|failure| failure.0)?
                 .map_err(bad)?;
             let is_unproved = checksum == XfsLogChecksum::Missing && self.has_checksums;
@@ -86,9 +75,9 @@ impl VolumeLog {
                 let problem = "its checksum is wrong or missing";
                 return Err(bad(Malformed::new(Structure::LogRecord, problem)));
             }
-            record.check_readable(self.uuid).map_err(bad)?;
+            record.check_readable(self.disk.uuid).map_err(bad)?;
             let count = record.block_count();
-            if self.ring.distance(at, head).is_none_or(|rest| rest < count) {
+            if self.disk.ring.distance(at, head).is_none_or(|rest| rest < count) {
                 let problem = format!("it reaches over the head at {head}");
                 return Err(bad(Malformed::new(Structure::LogRecord, problem)));
             }
@@ -101,46 +90,10 @@ impl VolumeLog {
                     return Err(in_log(at, too_much("open transactions", most_bytes)));
                 }
             }
-            at = self.ring.advance(at, count);
+            at = self.disk.ring.advance(at, count);
         }
         Ok(())
     }
-
-    /// Writes whole blocks from `at` on, over the end of the ring when they reach it.
-    pub(super) fn write(&self, at: Lsn, blocks: &[u8]) -> Result<()> {
-        let before_end = u64::from(self.ring.blocks().saturating_sub(at.block())) * BASIC_BLOCK;
-        let middle = usize::try_from(before_end).unwrap_or(usize::MAX).min(blocks.len());
-        let (first, second) = blocks.split_at(middle);
-        let place = self.start + u64::from(at.block()) * BASIC_BLOCK;
-        let write = |place, blocks: &[u8]| {
-            self.device.write_at(place, blocks).map_err(|error| self.failed("writing", error))
-        };
-        write(place, first)?;
-        if second.is_empty() { Ok(()) } else { write(self.start, second) }
-    }
-
-    /// Makes everything durable that was written to the device.
-    pub(super) fn flush(&self) -> Result<()> {
-        self.device.flush().map_err(|error| self.failed("flushing", error))
-    }
-
-    fn failed(&self, what: &str, error: io::Error) -> Error {
-        Error::io(format!("{what} the log on {}", self.device.name()), error)
-    }
-}
-
-fn read_blocks(
-    device: &dyn BlockDevice,
-    start: u64,
-    block: u32,
-    bytes: &mut [u8],
-) -> std::result::Result<(), LogFailure> {
-    let at = start + u64::from(block) * BASIC_BLOCK;
-    let len = bytes.len();
-    device.read_at(at, bytes).map_err(|error| {
-        let what = format!("reading {len} bytes of the log at {at} of {}", device.name());
-        LogFailure(Error::io(what, error))
-    })
 }
 
 /// The error about a log that takes more memory than the options allow.

@@ -1,0 +1,386 @@
+//! The log: its ring on the device, and delayed logging of what transactions change.
+//!
+//! ```text
+//! transaction    reserve ── change items ── commit ── (roll ── change ── commit)
+//!                  ticket                     context: each item once, whatever often it changes
+//! push           context ──> checkpoint ──> records ──> ring          checkpoint, records
+//! durable        items are active, and hold the tail                  active
+//! home           items are written to their places, the tail moves    tail, home
+//! ```
+//!
+//! What is committed is in memory until its context is pushed: when a thread forces it, when the
+//! context is as large as it may be, or when the tail has to move. A crash leaves a beginning of
+//! all contexts, each whole or absent.
+//!
+//! The log knows what transactions change only as [`LoggedItem`]s. An error of the device ends all
+//! writing: what the device holds is a beginning too, and every later call says so.
+//!
+//! `disk` is the ring on the device, and `unmount` the record that ends it, for `recover` and
+//! `mkfs` too; `space` and `ticket` give room in it; `item` and `vectors` are what is logged,
+//! `context` gathers it, `checkpoint` and `records` write it; `active`, `tail` and `home` bring it
+//! home.
+//!
+//! Locks, outer first: the turn to fill; the context lock; the vectors of an item; the list of a
+//! context; the room of the ring; the list of active items; the place of an item in it.
+
+mod active;
+mod checkpoint;
+mod context;
+mod disk;
+mod home;
+mod item;
+mod records;
+mod signal;
+mod sizes;
+mod space;
+mod statistics;
+mod tail;
+mod ticket;
+mod unmount;
+mod vectors;
+
+#[cfg(test)]
+mod tests;
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use offshoot_kit::counter::WriteStop;
+use offshoot_vfs::{Errno, Error, Result};
+use offshoot_xfs_format::Lsn;
+use offshoot_xfs_format::log::XfsLogEnds;
+use parking_lot::{Condvar, Mutex};
+
+pub(crate) use disk::LogDisk;
+pub(crate) use home::HomeWrites;
+pub(crate) use item::{HomeOutcome, LoggedItem, LoggedKind, LoggedSize, LoggedState};
+pub(crate) use statistics::LogStatistics;
+pub(crate) use ticket::LogTicket;
+pub(crate) use unmount::unmount_record;
+
+use active::ActiveItems;
+use checkpoint::PushReason;
+use context::LogContexts;
+use records::RecordBuffers;
+use signal::{ChangeSignal, WorkSignal};
+use sizes::LogSizes;
+use space::LogSpace;
+use statistics::{LogCounters, count};
+
+/// The threads that write records.
+const WRITERS: usize = 2;
+
+/// The most bytes of a context before it is pushed in the background.
+const MOST_CONTEXT: u64 = 32 << 20;
+
+/// How often a thread looks again that waits for a context to be pushed.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
+
+/// A context: what was committed between two pushes. Later ones have larger numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct LogSequence(pub(crate) u64);
+
+/// How the log works.
+#[derive(Clone, Debug)]
+pub(crate) struct XfsLogOptions {
+    /// The bytes of a context that is pushed in the background; at twice that, new transactions
+    /// wait. An eighth of the log and 32 MiB at most by itself.
+    pub(crate) context_bytes: Option<u64>,
+    /// The bytes of a log buffer, 32 KiB to 256 KiB; by itself the most for logs from 32 MiB on.
+    /// A log with records to be kept goes on with their size.
+    pub(crate) record_bytes: Option<u32>,
+    /// What sizes of vectors are rounded up to.
+    pub(crate) shadow_round_bytes: usize,
+}
+
+impl Default for XfsLogOptions {
+    fn default() -> Self {
+        Self { context_bytes: None, record_bytes: None, shadow_round_bytes: 512 }
+    }
+}
+
+/// The log of a volume that is written.
+#[derive(Debug)]
+pub(crate) struct XfsLog {
+    shared: Arc<LogShared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// What the threads of a log share.
+#[derive(Debug)]
+struct LogShared {
+    disk: LogDisk,
+    sizes: LogSizes,
+    space: LogSpace,
+    contexts: LogContexts,
+    context_bytes: u64,
+    buffers: RecordBuffers,
+    active: ActiveItems,
+    /// The turn to fill records.
+    fill: Mutex<()>,
+    /// The turn to write items home.
+    home: Mutex<()>,
+    /// The newest durable context.
+    durable: Mutex<u64>,
+    completed: Condvar,
+    /// Transactions wait here that find the context too large.
+    throttle: ChangeSignal,
+    push_work: WorkSignal,
+    tail_work: WorkSignal,
+    /// The transaction id of the first checkpoint, less one.
+    first_tid: u32,
+    stop: Arc<WriteStop>,
+    counters: LogCounters,
+}
+
+/// `EROFS` when writing has ended.
+fn require_running(stop: &WriteStop) -> Result<()> {
+    match stop.cause() {
+        None => Ok(()),
+        Some(cause) => Err(Error::posix(Errno::ROFS, format!("the log, after this: {cause}"))),
+    }
+}
+
+impl XfsLog {
+    /// Begins to write the log at the head that was found in it.
+    ///
+    /// The log is clean, or all of it was replayed and is durable at home but for the intents
+    /// `old`, each with its checkpoint: they hold the tail until their done items are durable.
+    ///
+    /// # Errors
+    /// Those of the device.
+    pub(crate) fn start(
+        disk: LogDisk,
+        ends: &XfsLogEnds,
+        old: &[(Arc<dyn LoggedItem>, Lsn)],
+        stop: &Arc<WriteStop>,
+        options: &XfsLogOptions,
+    ) -> Result<Self> {
+        require_running(stop)?;
+        // Recovery takes all records from the tail on as those of one size of buffers.
+        let kept = ends.last.as_ref().filter(|_| !ends.is_clean).map(|last| last.buffer);
+        let sizes = LogSizes::new(disk.ring, disk.unit, kept.or(options.record_bytes));
+        let space = LogSpace::new(disk.ring, sizes.capacity(), stop, (ends.tail, ends.head));
+        let active = ActiveItems::new(ends.head);
+        for (intent, lsn) in old {
+            active.hold(intent, *lsn);
+        }
+        if let Some(last) = &ends.last {
+            disk.stamp(last, ends.tail, ends.head)?;
+        }
+        let usual = (sizes.ring / 8).min(MOST_CONTEXT);
+        let shared = Arc::new(LogShared {
+            space,
+            contexts: LogContexts::new(options.shadow_round_bytes),
+            context_bytes: options.context_bytes.map_or(usual, |bytes| bytes.min(usual)),
+            buffers: RecordBuffers::new(&sizes),
+            active,
+            disk,
+            sizes,
+            fill: Mutex::default(),
+            home: Mutex::default(),
+            durable: Mutex::default(),
+            completed: Condvar::new(),
+            throttle: ChangeSignal::default(),
+            push_work: WorkSignal::default(),
+            tail_work: WorkSignal::default(),
+            first_tid: random_number(),
+            stop: stop.clone(),
+            counters: LogCounters::default(),
+        });
+        let mut log = Self { shared, threads: Vec::new() };
+        for _ in 0..WRITERS {
+            log.spawn("xfs log writer", LogShared::write_records)?;
+        }
+        log.spawn("xfs log push", LogShared::push_in_background)?;
+        log.spawn("xfs log tail", LogShared::tend)?;
+        Ok(log)
+    }
+
+    fn spawn(&mut self, name: &str, work: fn(&LogShared)) -> Result<()> {
+        let shared = self.shared.clone();
+        let builder = std::thread::Builder::new().name(name.to_owned());
+        let thread = builder.spawn(move || work(&shared)).map_err(|error| {
+            Error::io(format!("starting the thread {name:?}"), error)
+        })?;
+        self.threads.push(thread);
+        Ok(())
+    }
+
+    /// Waits, first come first served, until the log has room for `steps` steps of `bytes` bytes of
+    /// items each. The caller holds no lock of an item.
+    ///
+    /// # Errors
+    /// When writing has ended, or the log is too small for that.
+    pub(crate) fn reserve(&self, bytes: u64, steps: u32) -> Result<LogTicket> {
+        LogTicket::reserve(&self.shared, bytes, steps)
+    }
+
+    /// Commits a transaction: adds its items to the current context. The caller has them all
+    /// locked. Takes the room that they need from the ticket; neither waits nor allocates for them.
+    ///
+    /// # Errors
+    /// When writing has ended. When the ticket has too little room, writing ends.
+    pub(crate) fn commit(
+        &self,
+        ticket: &mut LogTicket,
+        items: &[Arc<dyn LoggedItem>],
+    ) -> Result<LogSequence> {
+        let log = &self.shared;
+        require_running(&log.stop)?;
+        if items.is_empty() {
+            return Ok(LogSequence(log.contexts.newest()));
+        }
+        let outcome = log.contexts.commit(ticket, items, &log.sizes, &log.counters);
+        let outcome = outcome.inspect_err(|error| log.fail(error))?;
+        if outcome.bytes >= log.context_bytes {
+            log.push_work.want();
+        }
+        Ok(LogSequence(outcome.sequence))
+    }
+
+    /// Begins the next step of a rolling transaction. What of the step before was not used is given
+    /// back. Behind the last of the steps that were reserved it waits for room, before transactions
+    /// that have not begun. The items that stay locked were all in the last commit.
+    ///
+    /// # Errors
+    /// When writing has ended.
+    pub(crate) fn roll(&self, ticket: &mut LogTicket) -> Result<()> {
+        ticket.roll()
+    }
+
+    /// Makes this context and all before it durable.
+    ///
+    /// # Errors
+    /// When writing has ended before that.
+    pub(crate) fn force(&self, sequence: LogSequence) -> Result<()> {
+        self.shared.force(sequence.0)
+    }
+
+    /// Makes everything durable that was committed.
+    ///
+    /// # Errors
+    /// As [`force`](Self::force).
+    pub(crate) fn force_all(&self) -> Result<()> {
+        self.shared.force(self.shared.contexts.newest())
+    }
+
+    /// The newest context that is durable, as all before it are.
+    pub(crate) fn durable(&self) -> LogSequence {
+        LogSequence(*self.shared.durable.lock())
+    }
+
+    /// Lets a background thread push the current context.
+    pub(crate) fn push_in_background(&self) {
+        self.shared.push_work.want();
+    }
+
+    /// Makes everything durable that was committed, and writes it home, but intents.
+    ///
+    /// # Errors
+    /// As [`force`](Self::force).
+    pub(crate) fn push_tail(&self) -> Result<()> {
+        self.shared.push_tail()
+    }
+
+    /// The same, and leaves a recovery nothing to do but one checkpoint without items.
+    ///
+    /// # Errors
+    /// As [`force`](Self::force).
+    pub(crate) fn quiesce(&self) -> Result<()> {
+        self.shared.quiesce()
+    }
+
+    /// Brings everything home, and writes that the log is empty. No transaction runs.
+    ///
+    /// # Errors
+    /// As [`force`](Self::force), and `EBUSY` while an intent has no end: the log is recovered
+    /// then.
+    pub(crate) fn unmount(self) -> Result<()> {
+        self.shared.end()
+    }
+
+    /// What the log did.
+    pub(crate) fn statistics(&self) -> LogStatistics {
+        self.shared.counters.get()
+    }
+}
+
+/// Ends the threads. What was not forced is lost, as in a crash.
+impl Drop for XfsLog {
+    fn drop(&mut self) {
+        self.shared.push_work.end();
+        self.shared.tail_work.end();
+        self.shared.buffers.end();
+        for thread in self.threads.drain(..) {
+            if thread.join().is_err() {
+                self.shared.stop.set_quietly("a panic of a thread of the log");
+            }
+        }
+    }
+}
+
+impl LogShared {
+    fn force(&self, sequence: u64) -> Result<()> {
+        require_running(&self.stop)?;
+        let sequence = sequence.min(self.contexts.newest());
+        self.push(PushReason::Sequence(sequence))?;
+        self.wait_until_durable(sequence)
+    }
+
+    fn push_in_background(&self) {
+        while self.push_work.wait() {
+            let sequence = self.contexts.current().sequence;
+            // An error ended all writing, and the next call tells it.
+            if self.push(PushReason::Sequence(sequence)).is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Waits while the context is twice as large as it may be.
+    fn throttle(&self) -> Result<()> {
+        self.throttle.wait_while(LOOK_AGAIN, || {
+            let is_held = self.contexts.current().bytes >= 2 * self.context_bytes;
+            if is_held {
+                self.push_work.want();
+            }
+            is_held && self.stop.cause().is_none()
+        });
+        require_running(&self.stop)
+    }
+
+    /// A thread is about to wait for room.
+    fn wait_for_room(&self) {
+        count(&self.counters.waits, 1);
+        self.tail_work.want();
+    }
+
+    /// Lets the background thread look whether the tail has to move.
+    fn tend_tail(&self) {
+        self.tail_work.want();
+    }
+
+    /// The transaction id of a checkpoint. Those in the log from before a crash are others.
+    #[expect(clippy::cast_possible_truncation, reason = "only ids of open transactions must differ")]
+    fn tid(&self, sequence: u64) -> u32 {
+        self.first_tid.wrapping_add(sequence as u32).max(1)
+    }
+
+    /// Ends all writing.
+    fn fail(&self, error: &Error) {
+        self.stop.set(&error.to_string());
+        self.space.wake();
+        self.buffers.wake();
+        self.throttle.wake();
+        drop(self.durable.lock());
+        self.completed.notify_all();
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "half of it is random too")]
+fn random_number() -> u32 {
+    RandomState::new().build_hasher().finish() as u32
+}

@@ -1,0 +1,201 @@
+//! Contexts: what transactions have committed since the last push, each item once.
+//!
+//! All commits share the context lock; a push takes it alone, for as long as it takes to put a new
+//! context in the place of the old one.
+
+use std::sync::Arc;
+
+use offshoot_vfs::Result;
+use parking_lot::{Mutex, RwLock, RwLockReadGuard};
+
+use super::item::{LoggedItem, LoggedKind, LoggedSize};
+use super::sizes::LogSizes;
+use super::statistics::{LogCounters, count};
+use super::ticket::LogTicket;
+use super::vectors::FormatOutcome;
+use offshoot_xfs_format::log::op::OP_HEADER;
+
+/// An item in a context.
+#[derive(Debug)]
+pub(super) struct ContextEntry {
+    pub(super) item: Arc<dyn LoggedItem>,
+    /// `None` when it left the context again.
+    pub(super) kind: Option<LoggedKind>,
+}
+
+/// What a context holds.
+#[derive(Debug, Default)]
+pub(super) struct ContextList {
+    pub(super) entries: Vec<ContextEntry>,
+    /// The bytes that the items and their op headers take in the log.
+    pub(super) bytes: u64,
+    /// The regions of all items.
+    pub(super) regions: usize,
+    /// The bytes that tickets gave for it.
+    pub(super) charged: u64,
+}
+
+/// A context.
+#[derive(Debug)]
+pub(super) struct LogContext {
+    pub(super) sequence: u64,
+    pub(super) list: Mutex<ContextList>,
+}
+
+/// The context that commits go to.
+#[derive(Debug)]
+pub(super) struct LogContexts {
+    current: RwLock<LogContext>,
+    shadow_round_bytes: usize,
+}
+
+/// What a commit did to its context.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct CommitOutcome {
+    pub(super) sequence: u64,
+    /// The bytes of the context now.
+    pub(super) bytes: u64,
+}
+
+fn log_bytes(size: LoggedSize) -> u64 {
+    (size.bytes + size.regions * OP_HEADER) as u64
+}
+
+impl LogContexts {
+    pub(super) fn new(shadow_round_bytes: usize) -> Self {
+        let first = LogContext { sequence: 1, list: Mutex::default() };
+        Self { current: RwLock::new(first), shadow_round_bytes }
+    }
+
+    /// The sequence of the current context, and its bytes.
+    pub(super) fn current(&self) -> CommitOutcome {
+        let context = self.current.read();
+        CommitOutcome { sequence: context.sequence, bytes: context.list.lock().bytes }
+    }
+
+    /// The newest context that has items, if it is not pushed; else the one before.
+    pub(super) fn newest(&self) -> u64 {
+        let context = self.current.read();
+        context.sequence - u64::from(context.list.lock().entries.is_empty())
+    }
+
+    /// Puts a new context in the place of the current one. `None` when that is empty, unless an
+    /// empty one is wanted.
+    pub(super) fn switch(&self, is_empty_wanted: bool) -> Option<(u64, ContextList)> {
+        let mut context = self.current.write();
+        if context.list.get_mut().entries.is_empty() && !is_empty_wanted {
+            return None;
+        }
+        let sequence = context.sequence;
+        context.sequence += 1;
+        Some((sequence, std::mem::take(context.list.get_mut())))
+    }
+
+    /// Adds the items of a transaction, and takes what they need from its ticket.
+    pub(super) fn commit(
+        &self,
+        ticket: &mut LogTicket,
+        items: &[Arc<dyn LoggedItem>],
+        sizes: &LogSizes,
+        counters: &LogCounters,
+    ) -> Result<CommitOutcome> {
+        let context = self.with_room(items, counters);
+        let sequence = context.sequence;
+        let mut change = ContextChange::default();
+        for item in items {
+            let kind = item.kind();
+            if let LoggedKind::Done(intent) = &kind
+                && context.leave(intent, &mut change)
+            {
+                count(&counters.whiteouts, 1);
+                continue;
+            }
+            let outcome = context.add(item, kind, counters);
+            change.minus += outcome.before.map_or(0, log_bytes);
+            change.plus += log_bytes(outcome.now);
+            change.regions_minus += outcome.before.map_or(0, |size| size.regions);
+            change.regions_plus += outcome.now.regions;
+        }
+        let mut list = context.list.lock();
+        list.bytes = (list.bytes + change.plus).saturating_sub(change.minus);
+        list.regions = (list.regions + change.regions_plus).saturating_sub(change.regions_minus);
+        let more = sizes.checkpoint(list.bytes).saturating_sub(list.charged);
+        ticket.spend(more)?;
+        list.charged += more;
+        Ok(CommitOutcome { sequence, bytes: list.bytes })
+    }
+
+    /// The context lock, shared, when all items have memory to be formatted.
+    fn with_room(
+        &self,
+        items: &[Arc<dyn LoggedItem>],
+        counters: &LogCounters,
+    ) -> RwLockReadGuard<'_, LogContext> {
+        let mut sequence = self.current.read().sequence;
+        loop {
+            for item in items {
+                let size = item.size();
+                let mut vectors = item.state().vectors.lock();
+                vectors.make_room(sequence, size, self.shadow_round_bytes, counters);
+            }
+            let context = self.current.read();
+            if context.sequence == sequence {
+                return context;
+            }
+            // A push took vectors away meanwhile, so more may be needed.
+            sequence = context.sequence;
+        }
+    }
+}
+
+/// By how much a commit changes its context.
+#[derive(Debug, Default)]
+struct ContextChange {
+    plus: u64,
+    minus: u64,
+    regions_plus: usize,
+    regions_minus: usize,
+}
+
+impl LogContext {
+    fn add(
+        &self,
+        item: &Arc<dyn LoggedItem>,
+        kind: LoggedKind,
+        counters: &LogCounters,
+    ) -> FormatOutcome {
+        let mut vectors = item.state().vectors.lock();
+        let outcome = vectors.format(self.sequence, &**item, item.size(), counters);
+        let mut list = self.list.lock();
+        if vectors.sequence == self.sequence {
+            if let Some(entry) = list.entries.get_mut(vectors.slot) {
+                entry.kind = Some(kind);
+            }
+        } else {
+            item.pin();
+            vectors.sequence = self.sequence;
+            vectors.slot = list.entries.len();
+            list.entries.push(ContextEntry { item: item.clone(), kind: Some(kind) });
+        }
+        outcome
+    }
+
+    /// Takes an intent whose done item is committed out of the context again. Returns false when
+    /// an earlier context has it.
+    fn leave(&self, intent: &Arc<dyn LoggedItem>, change: &mut ContextChange) -> bool {
+        let mut vectors = intent.state().vectors.lock();
+        if vectors.sequence != self.sequence {
+            return false;
+        }
+        if let Some(vector) = vectors.take(self.sequence) {
+            let regions = vector.regions().len();
+            let size = LoggedSize { bytes: vector.byte_count(), regions };
+            change.minus += log_bytes(size);
+            change.regions_minus += regions;
+        }
+        if let Some(entry) = self.list.lock().entries.get_mut(vectors.slot) {
+            entry.kind = None;
+        }
+        true
+    }
+}

@@ -1,0 +1,74 @@
+//! Writing items home.
+
+use std::io::IoSlice;
+use std::sync::Arc;
+
+use offshoot_device::BlockDevice;
+use offshoot_vfs::{Error, Result};
+use offshoot_xfs_format::BasicBlock;
+
+use super::item::{ActivePlace, LoggedItem};
+
+/// The most slices of one request. Linux takes 1024.
+const MOST_SLICES: usize = 256;
+
+/// A piece of the device that is to be written, and the items whose changes it holds.
+struct HomeWrite {
+    place: BasicBlock,
+    bytes: Vec<u8>,
+    items: Vec<(Arc<dyn LoggedItem>, ActivePlace)>,
+}
+
+/// Bytes that are to be written home together.
+#[derive(Default)]
+pub(crate) struct HomeWrites {
+    writes: Vec<HomeWrite>,
+}
+
+impl HomeWrites {
+    /// Adds `bytes`, complete with LSN and checksum, which hold all changes of `items`. The caller
+    /// holds the locks of all of them, and none is pinned.
+    pub(crate) fn add(
+        &mut self,
+        place: BasicBlock,
+        bytes: Vec<u8>,
+        items: &[Arc<dyn LoggedItem>],
+    ) {
+        // Nobody makes an item active again that is not pinned and that no commit can take.
+        let active = |item: &Arc<dyn LoggedItem>| {
+            let place = *item.state().active.lock();
+            place.map(|place| (item.clone(), place))
+        };
+        let items = items.iter().filter_map(active).collect();
+        self.writes.push(HomeWrite { place, bytes, items });
+    }
+
+    /// Writes all of it, in the order of the device. Returns the items that are home now, with
+    /// their places in the list of active ones when their bytes were taken.
+    pub(super) fn write(
+        mut self,
+        device: &dyn BlockDevice,
+    ) -> Result<Vec<(Arc<dyn LoggedItem>, ActivePlace)>> {
+        // Of two writes to one place the later one has to stay the later one: the sort is stable.
+        self.writes.sort_by_key(|write| write.place.0);
+        let mut writes = self.writes.iter().peekable();
+        while let Some(first) = writes.next() {
+            let (mut slices, mut end) = (vec![IoSlice::new(&first.bytes)], end_of(first));
+            while slices.len() < MOST_SLICES
+                && let Some(next) = writes.next_if(|next| next.place.bytes() == end)
+            {
+                slices.push(IoSlice::new(&next.bytes));
+                end = end_of(next);
+            }
+            let at = first.place.bytes();
+            device.write_vectored_at(at, &slices).map_err(|error| {
+                Error::io(format!("writing at {at} of {}", device.name()), error)
+            })?;
+        }
+        Ok(self.writes.into_iter().flat_map(|write| write.items).collect())
+    }
+}
+
+fn end_of(write: &HomeWrite) -> u64 {
+    write.place.bytes() + write.bytes.len() as u64
+}

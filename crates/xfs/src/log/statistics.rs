@@ -1,0 +1,57 @@
+//! What the log counts.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+macro_rules! statistics {
+    ($($(#[doc = $doc:literal])+ $name:ident,)+) => {
+        /// What a log did since it was opened.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub(crate) struct LogStatistics {
+            $($(#[doc = $doc])+ pub(crate) $name: u64,)+
+        }
+
+        /// The counters behind [`LogStatistics`].
+        #[derive(Debug, Default)]
+        pub(super) struct LogCounters {
+            $(pub(super) $name: AtomicU64,)+
+        }
+
+        impl LogCounters {
+            pub(super) fn get(&self) -> LogStatistics {
+                LogStatistics { $($name: self.$name.load(Relaxed),)+ }
+            }
+        }
+    };
+}
+
+statistics! {
+    /// Vectors that were allocated: the only memory that commits take for each item.
+    shadow_allocations,
+    /// Their bytes.
+    shadow_bytes,
+    /// Items that were formatted.
+    formats,
+    /// Those that fitted the vector that their context had of them already.
+    formats_in_place,
+    /// Intents that left a context with their done items.
+    whiteouts,
+    /// Checkpoints that are durable.
+    checkpoints,
+    /// Those of them without an item, which only tell recovery a newer tail.
+    empty_checkpoints,
+    /// Records that were written.
+    records,
+    /// Their bytes.
+    bytes,
+    /// Barriers of the device.
+    flushes,
+    /// Items that were written home.
+    written_home,
+    /// How often a thread waited for room in the log.
+    waits,
+}
+
+/// Counts.
+pub(super) fn count(counter: &AtomicU64, by: u64) {
+    counter.fetch_add(by, Relaxed);
+}

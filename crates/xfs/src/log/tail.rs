@@ -1,0 +1,187 @@
+//! Moving the tail: active items are written home, in the order of their LSNs.
+//!
+//! A background thread keeps a quarter of the ring free. When threads wait for room, it frees what
+//! they need: it forces pinned items to the log, writes items home, and writes a checkpoint, if
+//! need be without an item, because only a tail that a durable record tells frees blocks.
+
+use std::time::Duration;
+
+use offshoot_vfs::{Errno, Error, Result};
+use offshoot_xfs_format::Lsn;
+use offshoot_xfs_format::log::BLOCK;
+
+use super::checkpoint::PushReason;
+use super::home::HomeWrites;
+use super::item::HomeOutcome;
+use super::statistics::count;
+use super::unmount::unmount_record;
+use super::{LogShared, require_running};
+use crate::buffer::malformed;
+
+/// The items that are written home together.
+const BATCH: usize = 512;
+
+/// How long a thread waits that found all items locked or pinned.
+const PAUSE: Duration = Duration::from_millis(2);
+
+/// What a pass over active items did.
+#[derive(Clone, Copy, Debug, Default)]
+struct HomePass {
+    written: usize,
+    pinned: usize,
+    busy: usize,
+}
+
+/// How far room for those who wait has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum RoomProgress {
+    /// Nobody waits.
+    Enough,
+    /// Some room was made.
+    Some,
+    /// None was made: transactions have to end first.
+    Stuck,
+}
+
+impl LogShared {
+    /// What the background thread does.
+    pub(super) fn tend(&self) {
+        while self.tail_work.wait() {
+            loop {
+                match self.make_room() {
+                    Ok(RoomProgress::Enough) => break,
+                    Ok(RoomProgress::Some) => {}
+                    Ok(RoomProgress::Stuck) => {
+                        if !self.tail_work.pause(PAUSE) {
+                            return;
+                        }
+                    }
+                    Err(error) => {
+                        self.fail(&error);
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    fn bytes_between(&self, from: Lsn, to: Lsn) -> u64 {
+        let blocks = self.disk.ring.distance(from, to).unwrap_or(0);
+        u64::from(blocks) * BLOCK as u64
+    }
+
+    fn make_room(&self) -> Result<RoomProgress> {
+        let usage = self.space.usage();
+        let tail = self.active.tail();
+        let excess = self.bytes_between(tail, usage.head).saturating_sub(self.sizes.ring / 4 * 3);
+        let untold = self.bytes_between(usage.recorded, tail);
+        let bytes = excess.max(usage.wanted.saturating_sub(untold));
+        if bytes > 0 {
+            let blocks = u32::try_from(bytes.div_ceil(BLOCK as u64)).unwrap_or(u32::MAX);
+            let target = self.disk.ring.advance(tail, blocks).min(usage.head);
+            let pass = self.write_home(target)?;
+            if pass.pinned > 0 || pass.written == 0 && usage.has_waiters {
+                self.force(self.contexts.newest())?;
+            }
+        }
+        if !usage.has_waiters {
+            return Ok(RoomProgress::Enough);
+        }
+        let moved = self.active.tail() > tail;
+        if self.tell_tail()? || moved { Ok(RoomProgress::Some) } else { Ok(RoomProgress::Stuck) }
+    }
+
+    /// Lets a record tell the tail, if that frees more than the record takes. Returns whether it
+    /// did.
+    fn tell_tail(&self) -> Result<bool> {
+        let untold = self.bytes_between(self.space.usage().recorded, self.active.tail());
+        let is_worth_it = untold > self.sizes.empty_checkpoint();
+        if is_worth_it {
+            self.push(PushReason::Tail)?;
+        }
+        Ok(is_worth_it)
+    }
+
+    /// Writes items home that are active up to the record `to`.
+    fn write_home(&self, to: Lsn) -> Result<HomePass> {
+        let _turn = self.home.lock();
+        let (mut pass, mut from) = (HomePass::default(), None);
+        loop {
+            require_running(&self.stop)?;
+            let batch = self.active.batch(from, to, BATCH);
+            let Some((last, _)) = batch.last() else { return Ok(pass) };
+            from = Some(*last);
+            let mut home = HomeWrites::default();
+            for (_, item) in batch {
+                match item.write_home(&mut home)? {
+                    HomeOutcome::Queued => {}
+                    HomeOutcome::Pinned => pass.pinned += 1,
+                    HomeOutcome::Busy => pass.busy += 1,
+                }
+            }
+            let written = home.write(&*self.disk.device)?;
+            pass.written += written.len();
+            count(&self.counters.written_home, written.len() as u64);
+            for (item, place) in written {
+                let is_clean = self.active.at_home(&item, place);
+                item.written(is_clean);
+            }
+        }
+    }
+
+    /// Writes everything home that is committed now, but intents.
+    pub(super) fn push_tail(&self) -> Result<()> {
+        self.force(self.contexts.newest())?;
+        let to = self.space.usage().head;
+        loop {
+            let pass = self.write_home(to).inspect_err(|error| self.fail(error))?;
+            if self.active.batch(None, to, 1).is_empty() {
+                return Ok(());
+            }
+            if pass.pinned > 0 {
+                self.force(self.contexts.newest())?;
+            }
+            if pass.written == 0 {
+                std::thread::sleep(PAUSE);
+            }
+        }
+    }
+
+    /// Brings everything home, and tells it in a record: a recovery finds one checkpoint without
+    /// items.
+    pub(super) fn quiesce(&self) -> Result<()> {
+        self.push_tail()?;
+        self.flush().inspect_err(|error| self.fail(error))?;
+        while self.tell_tail()? {}
+        Ok(())
+    }
+
+    /// Brings everything home, and writes that the log is empty.
+    pub(super) fn end(&self) -> Result<()> {
+        self.quiesce()?;
+        let counts = self.active.counts();
+        if counts.items > 0 || self.contexts.current().bytes > 0 {
+            let what = format!(
+                "unmounting while {} changes are not at home, {} of which wait for their ends",
+                counts.items, counts.intents
+            );
+            return Err(Error::posix(Errno::BUSY, what));
+        }
+        self.write_unmount().inspect_err(|error| self.fail(error))
+    }
+
+    fn write_unmount(&self) -> Result<()> {
+        self.flush()?;
+        let (head, previous) = self.space.end();
+        let record = offshoot_xfs_format::log::XfsLogRecord {
+            lsn: head,
+            tail: head,
+            previous,
+            ..self.like()
+        };
+        let (_, blocks) =
+            unmount_record(self.disk.ring, self.disk.unit, record).map_err(malformed)?;
+        self.disk.write(head, &blocks)?;
+        self.disk.flush()
+    }
+}
