@@ -50,7 +50,7 @@ pub(super) fn volume(
     let log = layout.geometry.place(ag, start).bytes();
     let log_bytes = u64::from(layout.geometry.log_blocks) << layout.geometry.block_log;
     zero(device, log..log + log_bytes)?;
-    write(device, log, &unmount_record(layout)?)?;
+    write(device, log, &first_record(layout)?)?;
 
     let mut superblock = layout.fields;
     let (mut inodes, mut free_inodes, mut free, mut chunk) = (0_u64, 0_u64, 0, 0);
@@ -96,7 +96,7 @@ pub(super) fn volume(
 }
 
 /// The record of an unmount, the only one of a new log.
-fn unmount_record(layout: &NewXfsLayout) -> Result<Vec<u8>> {
+fn first_record(layout: &NewXfsLayout) -> Result<Vec<u8>> {
     let record = XfsLogRecord {
         lsn: XfsLogRing::NEVER_WRITTEN,
         tail: XfsLogRing::NEVER_WRITTEN,

@@ -55,7 +55,7 @@ impl VolumeLog {
 
     /// Calls `visit` with the transactions from the tail to the head, in the order of their commit
     /// ops. Those that are open at one time may take `most_bytes` of memory.
-    pub(super) fn each_checkpoint(
+    pub(crate) fn each_checkpoint(
         &self,
         most_bytes: u64,
         visit: &mut dyn FnMut(&XfsCheckpoint) -> Result<()>,
