@@ -204,9 +204,9 @@ impl XfsLog {
     fn spawn(&mut self, name: &str, work: fn(&LogShared)) -> Result<()> {
         let shared = self.shared.clone();
         let builder = std::thread::Builder::new().name(name.to_owned());
-        let thread = builder.spawn(move || work(&shared)).map_err(|error| {
-            Error::io(format!("starting the thread {name:?}"), error)
-        })?;
+        let thread = builder
+            .spawn(move || work(&shared))
+            .map_err(|error| Error::io(format!("starting the thread {name:?}"), error))?;
         self.threads.push(thread);
         Ok(())
     }
@@ -366,7 +366,10 @@ impl LogShared {
     }
 
     /// The transaction id of a checkpoint. Those in the log from before a crash are others.
-    #[expect(clippy::cast_possible_truncation, reason = "only ids of open transactions must differ")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "only ids of open transactions must differ"
+    )]
     fn tid(&self, sequence: u64) -> u32 {
         self.first_tid.wrapping_add(sequence as u32).max(1)
     }

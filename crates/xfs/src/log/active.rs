@@ -116,7 +116,8 @@ impl ActiveItems {
         let list = self.list.lock();
         let from = from.map_or(Bound::Unbounded, Bound::Excluded);
         let to = Bound::Included(ActivePlace { lsn: to, order: u64::MAX });
-        let is_empty = matches!((from, to), (Bound::Excluded(from), Bound::Included(to)) if from >= to);
+        let is_empty =
+            matches!((from, to), (Bound::Excluded(from), Bound::Included(to)) if from >= to);
         if is_empty {
             return Vec::new();
         }

@@ -118,8 +118,12 @@ impl LogShared {
             for entry in &list.entries {
                 let item = &entry.item;
                 match &entry.kind {
-                    Some(LoggedKind::Home) => change(ActiveChange::Insert { item, is_intent: false }),
-                    Some(LoggedKind::Intent) => change(ActiveChange::Insert { item, is_intent: true }),
+                    Some(LoggedKind::Home) => {
+                        change(ActiveChange::Insert { item, is_intent: false })
+                    }
+                    Some(LoggedKind::Intent) => {
+                        change(ActiveChange::Insert { item, is_intent: true })
+                    }
                     Some(LoggedKind::Cancelled) => change(ActiveChange::Remove(item)),
                     Some(LoggedKind::Done(intent)) => change(ActiveChange::Remove(intent)),
                     Some(LoggedKind::Once) | None => {}

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use offshoot_device::BlockDevice;
 use offshoot_vfs::{Code, Error, Malformed, Result, Structure};
+use offshoot_xfs_format::Lsn;
 use offshoot_xfs_format::log::ends::{self, read_record};
 use offshoot_xfs_format::log::record::XfsLogChecksum;
 use offshoot_xfs_format::log::{XfsCheckpoint, XfsCheckpoints, XfsLogEnds, op};
 use offshoot_xfs_format::superblock::XfsSuperblock;
-use offshoot_xfs_format::Lsn;
 
 use super::NEXT_STEP;
 use crate::buffer::malformed;
@@ -47,8 +47,7 @@ impl VolumeLog {
 
     fn locate(device: &Arc<dyn BlockDevice>, superblock: &XfsSuperblock) -> Result<Self> {
         let disk = LogDisk::new(device, superblock)?;
-        let mut read =
-            |block: u32, bytes: &mut [u8]| disk.read(block, bytes).map_err(LogFailure);
+        let mut read = |block: u32, bytes: &mut [u8]| disk.read(block, bytes).map_err(LogFailure);
         let ends = ends::find(disk.ring, disk.uuid, &mut read).map_err(|failure| failure.0)?;
         Ok(Self { disk, has_checksums: superblock.geometry.has_checksums(), ends })
     }

@@ -1,7 +1,7 @@
 //! Blocks with a header that transactions of tests change.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 use offshoot_device::{BlockDevice, MemoryDevice};
 use offshoot_kit::counter::WriteStop;
@@ -92,9 +92,9 @@ impl TestVolume {
 
 /// What a context has of a block.
 #[derive(Clone, Debug)]
-pub(super) struct BlockVersion {
-    pub(super) sequence: u64,
-    pub(super) bytes: Vec<u8>,
+struct BlockVersion {
+    sequence: u64,
+    bytes: Vec<u8>,
 }
 
 #[derive(Debug)]
@@ -119,7 +119,7 @@ pub(super) struct TestBlock {
     /// Held by a transaction from the change to the end of the commit.
     gate: Mutex<()>,
     now: Mutex<BlockNow>,
-    pub(super) written: AtomicU64,
+    is_cancelled: AtomicBool,
 }
 
 impl TestBlock {
@@ -149,7 +149,7 @@ impl TestBlock {
             place,
             gate: Mutex::default(),
             now: Mutex::new(now),
-            written: AtomicU64::new(0),
+            is_cancelled: AtomicBool::new(false),
         })
     }
 
@@ -172,8 +172,9 @@ impl TestBlock {
         }
     }
 
-    pub(super) fn versions(&self) -> Vec<BlockVersion> {
-        self.now.lock().versions.clone()
+    /// Makes the block a free one.
+    pub(super) fn cancel(&self) {
+        self.is_cancelled.store(true, SeqCst);
     }
 
     pub(super) fn lsn(&self) -> Lsn {
@@ -205,7 +206,7 @@ impl LoggedItem for TestBlock {
     }
 
     fn kind(&self) -> LoggedKind {
-        LoggedKind::Home
+        if self.is_cancelled.load(SeqCst) { LoggedKind::Cancelled } else { LoggedKind::Home }
     }
 
     fn size(&self) -> LoggedSize {
@@ -245,7 +246,6 @@ impl LoggedItem for TestBlock {
     }
 
     fn written(&self, is_clean: bool) {
-        self.written.fetch_add(1, SeqCst);
         let mut now = self.now.lock();
         if is_clean && now.taken == now.changes {
             now.dirty.fill(le::U32::ZERO);
@@ -253,8 +253,7 @@ impl LoggedItem for TestBlock {
     }
 }
 
-/// Changes chunks of some blocks in one transaction of `steps` steps. Each block is in the
-/// transaction once.
+/// Changes chunks of some blocks in one transaction.
 pub(super) fn change(
     log: &XfsLog,
     blocks: &[Arc<TestBlock>],
@@ -274,8 +273,7 @@ pub(super) fn change(
             block.fill(chunk, &random.bytes(CHUNK));
         }
     }
-    let items: Vec<_> =
-        chosen.iter().map(|&block| block.clone() as Arc<dyn LoggedItem>).collect();
+    let items: Vec<_> = chosen.iter().map(|&block| block.clone() as Arc<dyn LoggedItem>).collect();
     let sequence = log.commit(&mut ticket, &items)?;
     for block in chosen {
         block.remember(sequence);

@@ -26,7 +26,7 @@ struct CutCase {
 fn explore(case: &CutCase) {
     let seed = seed_of_run();
     let made = TestVolume::new(case.log_blocks, |mkfs| mkfs.sector_size = Some(case.sector));
-    let blocks = made.blocks(40);
+    let blocks = made.blocks(400);
     let device = Arc::new(CrashDevice::new(made.device.clone()));
     let volume = made.moved_to(device.clone());
     let options = XfsLogOptions {
@@ -142,8 +142,7 @@ fn an_error_of_the_device_ends_all_writing() {
         let faulty = Arc::new(FaultDevice::new(crash.clone()));
         let volume = made.moved_to(faulty.clone());
         let stop = WriteStop::new(None);
-        let options =
-            XfsLogOptions { context_bytes: Some(60 << 10), ..XfsLogOptions::default() };
+        let options = XfsLogOptions { context_bytes: Some(60 << 10), ..XfsLogOptions::default() };
         let log = volume.start_with(&options, &stop);
         let kind = if round % 2 == 0 { RequestKind::Writes } else { RequestKind::Flushes };
         faulty.strike(kind, faulty.count(kind) + random.below(30), Fault::Error);

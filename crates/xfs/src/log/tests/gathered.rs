@@ -17,22 +17,26 @@ use crate::log::{
 
 /// An intent, or the end of one.
 #[derive(Debug)]
-pub(super) struct TestIntent {
+struct TestIntent {
     state: LoggedState,
     id: u64,
     ends: Option<Arc<TestIntent>>,
+    is_once: bool,
     unpinned: Mutex<Vec<Option<Lsn>>>,
 }
 
 impl TestIntent {
-    pub(super) fn new(id: u64) -> Arc<Self> {
+    fn made(id: u64, ends: Option<Arc<Self>>, is_once: bool) -> Arc<Self> {
         let (state, unpinned) = (LoggedState::default(), Mutex::default());
-        Arc::new(Self { state, id, ends: None, unpinned })
+        Arc::new(Self { state, id, ends, is_once, unpinned })
     }
 
-    pub(super) fn end(self: &Arc<Self>) -> Arc<Self> {
-        let (state, unpinned) = (LoggedState::default(), Mutex::default());
-        Arc::new(Self { state, id: self.id, ends: Some(self.clone()), unpinned })
+    fn new(id: u64) -> Arc<Self> {
+        Self::made(id, None, false)
+    }
+
+    fn end(self: &Arc<Self>) -> Arc<Self> {
+        Self::made(self.id, Some(self.clone()), false)
     }
 
     fn with_item<T>(&self, work: impl FnOnce(&XfsLogItem<'_>) -> T) -> T {
@@ -52,6 +56,7 @@ impl LoggedItem for TestIntent {
     fn kind(&self) -> LoggedKind {
         match &self.ends {
             Some(intent) => LoggedKind::Done(intent.clone()),
+            None if self.is_once => LoggedKind::Once,
             None => LoggedKind::Intent,
         }
     }
@@ -77,7 +82,7 @@ impl LoggedItem for TestIntent {
     fn written(&self, _is_clean: bool) {}
 }
 
-pub(super) fn commit(log: &XfsLog, items: &[Arc<TestIntent>]) -> LogSequence {
+fn commit(log: &XfsLog, items: &[Arc<TestIntent>]) -> LogSequence {
     let mut ticket = log.reserve(1000, 1).unwrap();
     let items: Vec<_> = items.iter().map(|item| item.clone() as Arc<dyn LoggedItem>).collect();
     log.commit(&mut ticket, &items).unwrap()
@@ -213,11 +218,37 @@ fn a_block_is_logged_once_with_all_changes_since_it_was_home() {
         log.force_all().unwrap();
         assert!(!blocks[0].is_pinned());
     }
-    assert_eq!(items_in(&volume), [1; 5]);
+    // The newest record tells the tail of the checkpoint before.
+    assert_eq!(items_in(&volume), [1; 2]);
     let newest = blocks[0].state().active_lsn().unwrap();
     assert_eq!(blocks[0].lsn(), newest);
     log.push_tail().unwrap();
     assert_eq!(blocks[0].state().active_lsn(), None);
     assert_eq!(blocks[0].found_on(&*volume.device).unwrap().0, log.durable().0);
     log.unmount().unwrap();
+}
+
+#[test]
+fn what_is_cancelled_or_logged_once_is_not_active() {
+    let volume = TestVolume::new(600, |_| ());
+    let blocks = volume.blocks(1);
+    let log = volume.start(&XfsLogOptions::default());
+    let mut random = Random::new(4);
+    let first = change(&log, &blocks, &mut random).unwrap();
+    log.force(first).unwrap();
+    let active = blocks[0].state().active_lsn().unwrap();
+    blocks[0].cancel();
+    let sequence = change(&log, &blocks, &mut random).unwrap();
+    let once = TestIntent::made(1, None, true);
+    assert_eq!(commit(&log, &[once.clone()]), sequence);
+    assert_eq!(blocks[0].state().active_lsn(), Some(active), "until the cancel is durable");
+    log.push_in_background();
+    while log.durable() < sequence {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    assert_eq!(blocks[0].state().active_lsn(), None);
+    assert_eq!(once.state.active_lsn(), None);
+    assert_eq!(once.unpinned.lock().len(), 1);
+    log.unmount().unwrap();
+    assert_eq!(blocks[0].found_on(&*volume.device), Some((0, first.0 - 1)), "never at home");
 }

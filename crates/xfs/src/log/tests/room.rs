@@ -128,23 +128,23 @@ fn a_line_is_first_come_first_served() {
         for (number, bytes) in [(1, 500), (2, 50), (3, 400)] {
             let (space, order, waiting) = (&space, &order, &waiting);
             scope.spawn(move || {
-                space.reserve(bytes, || { waiting.fetch_add(1, SeqCst); }).unwrap();
+                let count = || drop(waiting.fetch_add(1, SeqCst));
+                space.reserve(bytes, count).unwrap();
                 order.lock().push(number);
             });
             while waiting.load(SeqCst) < number {
                 thread::sleep(Duration::from_millis(1));
             }
         }
-        // A step is promised at the reserve head without waiting.
         space.release(300);
         thread::sleep(Duration::from_millis(20));
         assert_eq!(*order.lock(), [], "50 would fit");
-        space.release(100);
+        space.release(150);
         while order.lock().len() < 2 {
             thread::sleep(Duration::from_millis(1));
         }
         assert!(!order.lock().contains(&3));
-        space.release(350);
+        space.release(400);
     });
     assert_eq!(space.usage().wanted, 0);
     assert!(stop.cause().is_none());
