@@ -44,6 +44,7 @@ mod tests;
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -124,6 +125,9 @@ struct LogShared {
     fill: Mutex<()>,
     /// The turn to write items home.
     home: Mutex<()>,
+    /// The newest context whose checkpoint has its first record.
+    begun: AtomicU64,
+    began: ChangeSignal,
     /// The newest durable context.
     durable: Mutex<u64>,
     completed: Condvar,
@@ -183,6 +187,8 @@ impl XfsLog {
             sizes,
             fill: Mutex::default(),
             home: Mutex::default(),
+            begun: AtomicU64::new(0),
+            began: ChangeSignal::default(),
             durable: Mutex::default(),
             completed: Condvar::new(),
             throttle: ChangeSignal::default(),
@@ -380,6 +386,7 @@ impl LogShared {
         self.space.wake();
         self.buffers.wake();
         self.throttle.wake();
+        self.began.wake();
         drop(self.durable.lock());
         self.completed.notify_all();
     }

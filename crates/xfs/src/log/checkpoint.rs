@@ -14,11 +14,13 @@
 //!
 //! Any thread can do this: the one that forces a context, the background thread, the one that
 //! writes items home. While one waits for its turn to commit, the next fills. So several
-//! checkpoints are in flight, their records interleave, and their commit ops are in order.
+//! checkpoints are in flight, their records interleave, and their commit ops are in order. So are
+//! their first records, whose LSNs say which of two changes of a block is the newer one.
 //!
 //! A checkpoint that fits one record is that record between two barriers.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
 
 use offshoot_vfs::Result;
 use offshoot_xfs_format::Lsn;
@@ -105,6 +107,9 @@ impl LogShared {
             let begin = |lsn| self.active.begin(sequence, lsn);
             if let Some(place) = self.space.allocate(blocks, bytes, begin)? {
                 *charged -= bytes;
+                if self.begun.fetch_max(sequence, SeqCst) < sequence {
+                    self.began.wake();
+                }
                 return Ok(place);
             }
             self.space.wait_written(u64::MAX)?;
@@ -138,6 +143,13 @@ impl LogShared {
         *self.durable.lock() = sequence;
         self.completed.notify_all();
         self.tend_tail();
+    }
+
+    /// Waits until the checkpoint of this context, which was pushed, has its first record.
+    fn wait_until_begun(&self, sequence: u64) -> Result<()> {
+        let has_to_wait = || self.begun.load(SeqCst) < sequence && self.stop.cause().is_none();
+        self.began.wait_while(PATIENCE, has_to_wait);
+        require_running(&self.stop)
     }
 
     /// Waits until the context with this sequence, which was pushed, is durable.
@@ -197,6 +209,9 @@ impl<'l> RunningCheckpoint<'l> {
 
     /// Hands the buffer over to be written, and takes an empty one.
     fn next_record(&mut self) -> Result<()> {
+        if self.start.is_none() {
+            self.log.wait_until_begun(self.sequence - 1)?;
+        }
         let place = self.log.place(self.sequence, &self.buffer, &mut self.charged)?;
         self.start.get_or_insert(place.lsn);
         // While this thread waits for a buffer, others wait until this record is written.

@@ -95,17 +95,17 @@ fn judge(mkfs: &str, record_bytes: u32, rounds: u64) {
 
 #[test]
 fn the_kernel_recovers_logs_of_small_records() {
-    judge("--unsupported", 32 << 10, 6);
+    judge("--unsupported", 32 << 10, 4);
 }
 
 #[test]
 fn the_kernel_recovers_logs_of_large_records() {
-    judge("--unsupported", 256 << 10, 4);
+    judge("--unsupported", 256 << 10, 3);
 }
 
 #[test]
 fn the_kernel_recovers_logs_on_large_sectors() {
-    judge("--unsupported -s size=4096", 32 << 10, 4);
+    judge("--unsupported -s size=4096", 32 << 10, 3);
 }
 
 #[test]
