@@ -108,7 +108,9 @@ impl Default for XfsLogOptions {
 #[derive(Debug)]
 pub(crate) struct XfsLog {
     shared: Arc<LogShared>,
-    threads: Vec<JoinHandle<()>>,
+    writers: Vec<JoinHandle<()>>,
+    /// The threads that push and that move the tail, which need the writers.
+    workers: Vec<JoinHandle<()>>,
 }
 
 /// What the threads of a log share.
@@ -198,23 +200,28 @@ impl XfsLog {
             stop: stop.clone(),
             counters: LogCounters::default(),
         });
-        let mut log = Self { shared, threads: Vec::new() };
+        let mut log = Self { shared, writers: Vec::new(), workers: Vec::new() };
         for _ in 0..WRITERS {
-            log.spawn("xfs log writer", LogShared::write_records)?;
+            log.writers.push(log.spawn("xfs log writer", LogShared::write_records)?);
         }
-        log.spawn("xfs log push", LogShared::push_in_background)?;
-        log.spawn("xfs log tail", LogShared::tend)?;
+        log.workers.push(log.spawn("xfs log push", LogShared::push_in_background)?);
+        log.workers.push(log.spawn("xfs log tail", LogShared::tend)?);
         Ok(log)
     }
 
-    fn spawn(&mut self, name: &str, work: fn(&LogShared)) -> Result<()> {
+    fn spawn(&self, name: &str, work: fn(&LogShared)) -> Result<JoinHandle<()>> {
         let shared = self.shared.clone();
-        let builder = std::thread::Builder::new().name(name.to_owned());
-        let thread = builder
-            .spawn(move || work(&shared))
-            .map_err(|error| Error::io(format!("starting the thread {name:?}"), error))?;
-        self.threads.push(thread);
-        Ok(())
+        let thread = std::thread::Builder::new().name(name.to_owned());
+        let thread = thread.spawn(move || work(&shared));
+        thread.map_err(|error| Error::io(format!("starting the thread {name:?}"), error))
+    }
+
+    fn join(&self, threads: Vec<JoinHandle<()>>) {
+        for thread in threads {
+            if thread.join().is_err() {
+                self.shared.stop.set_quietly("a panic of a thread of the log");
+            }
+        }
     }
 
     /// Waits, first come first served, until the log has room for `steps` steps of `bytes` bytes of
@@ -321,12 +328,12 @@ impl Drop for XfsLog {
     fn drop(&mut self) {
         self.shared.push_work.end();
         self.shared.tail_work.end();
+        let workers = std::mem::take(&mut self.workers);
+        self.join(workers);
+        // A checkpoint that one of them had begun needed the writers.
         self.shared.buffers.end();
-        for thread in self.threads.drain(..) {
-            if thread.join().is_err() {
-                self.shared.stop.set_quietly("a panic of a thread of the log");
-            }
-        }
+        let writers = std::mem::take(&mut self.writers);
+        self.join(writers);
     }
 }
 

@@ -44,14 +44,14 @@ pub(super) struct ActiveCounts {
 impl ActiveItems {
     /// No items; the log begins behind `last`.
     pub(super) fn new(last: Lsn) -> Self {
-        let list = ActiveList {
+        let empty = ActiveList {
             items: BTreeMap::new(),
             intents: 0,
             writing: BTreeMap::new(),
             last,
             next_order: 0,
         };
-        Self { list: Mutex::new(list) }
+        Self { list: Mutex::new(empty) }
     }
 
     /// Where recovery has to begin: the first record with an item that is not at home, or of a

@@ -148,9 +148,9 @@ fn an_error_of_the_device_ends_all_writing() {
         faulty.strike(kind, faulty.count(kind) + random.below(30), Fault::Error);
         let mut forced = 0;
         let error = loop {
-            let step = change(&log, &blocks, &mut random);
+            let changed = change(&log, &blocks, &mut random);
             let force = random.below(4) == 0;
-            match step.and_then(|sequence| {
+            match changed.and_then(|sequence| {
                 if force {
                     log.force(sequence)?;
                     forced = forced.max(sequence.0);
