@@ -95,12 +95,12 @@ pub(crate) struct XfsLogOptions {
     /// A log with records to be kept goes on with their size.
     pub(crate) record_bytes: Option<u32>,
     /// What sizes of vectors are rounded up to.
-    pub(crate) shadow_round_bytes: usize,
+    pub(crate) shadow_rounding: usize,
 }
 
 impl Default for XfsLogOptions {
     fn default() -> Self {
-        Self { context_bytes: None, record_bytes: None, shadow_round_bytes: 512 }
+        Self { context_bytes: None, record_bytes: None, shadow_rounding: 512 }
     }
 }
 
@@ -181,7 +181,7 @@ impl XfsLog {
         let usual = (sizes.ring / 8).min(MOST_CONTEXT);
         let shared = Arc::new(LogShared {
             space,
-            contexts: LogContexts::new(options.shadow_round_bytes),
+            contexts: LogContexts::new(options.shadow_rounding),
             context_bytes: options.context_bytes.map_or(usual, |bytes| bytes.min(usual)),
             buffers: RecordBuffers::new(&sizes),
             active,

@@ -124,10 +124,10 @@ impl LogShared {
                 let item = &entry.item;
                 match &entry.kind {
                     Some(LoggedKind::Home) => {
-                        change(ActiveChange::Insert { item, is_intent: false })
+                        change(ActiveChange::Insert { item, is_intent: false });
                     }
                     Some(LoggedKind::Intent) => {
-                        change(ActiveChange::Insert { item, is_intent: true })
+                        change(ActiveChange::Insert { item, is_intent: true });
                     }
                     Some(LoggedKind::Cancelled) => change(ActiveChange::Remove(item)),
                     Some(LoggedKind::Done(intent)) => change(ActiveChange::Remove(intent)),

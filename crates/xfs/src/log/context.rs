@@ -46,7 +46,7 @@ pub(super) struct LogContext {
 #[derive(Debug)]
 pub(super) struct LogContexts {
     current: RwLock<LogContext>,
-    shadow_round_bytes: usize,
+    shadow_rounding: usize,
 }
 
 /// What a commit did to its context.
@@ -62,9 +62,9 @@ fn log_bytes(size: LoggedSize) -> u64 {
 }
 
 impl LogContexts {
-    pub(super) fn new(shadow_round_bytes: usize) -> Self {
+    pub(super) fn new(shadow_rounding: usize) -> Self {
         let first = LogContext { sequence: 1, list: Mutex::default() };
-        Self { current: RwLock::new(first), shadow_round_bytes }
+        Self { current: RwLock::new(first), shadow_rounding }
     }
 
     /// The sequence of the current context, and its bytes.
@@ -136,7 +136,7 @@ impl LogContexts {
             for item in items {
                 let size = item.size();
                 let mut vectors = item.state().vectors.lock();
-                vectors.make_room(sequence, size, self.shadow_round_bytes, counters);
+                vectors.make_room(sequence, size, self.shadow_rounding, counters);
             }
             let context = self.current.read();
             if context.sequence == sequence {

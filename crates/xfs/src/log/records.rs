@@ -53,14 +53,14 @@ impl RecordBuffer {
     fn seal(
         &mut self,
         ring: XfsLogRing,
-        like: XfsLogRecord,
+        like: &XfsLogRecord,
         len: usize,
         place: &RecordPlace,
     ) -> Result<&[u8]> {
         let end = self.headers + len;
         let RecordPlace { lsn, tail, previous, .. } = *place;
         let len = u32::try_from(len).unwrap_or(u32::MAX);
-        let record = XfsLogRecord { lsn, tail, previous, len, ops: self.ops, ..like };
+        let record = XfsLogRecord { lsn, tail, previous, len, ops: self.ops, ..like.clone() };
         let used = self.headers + self.used;
         if let Some(padding) = self.blocks.get_mut(used..end) {
             padding.fill(0);
@@ -161,7 +161,7 @@ impl LogShared {
     pub(super) fn write_record(&self, mut buffer: RecordBuffer, place: &RecordPlace) -> Result<()> {
         require_running(&self.stop)?;
         let len = self.sizes.record_len(buffer.used());
-        let blocks = buffer.seal(self.disk.ring, self.like(), len, place)?;
+        let blocks = buffer.seal(self.disk.ring, &self.like(), len, place)?;
         self.disk.write(place.lsn, blocks)?;
         count(&self.counters.records, 1);
         count(&self.counters.bytes, blocks.len() as u64);

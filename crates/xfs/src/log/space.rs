@@ -209,12 +209,11 @@ impl LogSpace {
 
     fn take_back(&self, state: &mut RingState, bytes: u64) {
         for promised in &mut state.promised {
-            match promised.checked_sub(bytes) {
-                Some(less) => *promised = less,
-                None => {
-                    let error = below_zero("promised log space", *promised, bytes);
-                    self.stop.set(&error.to_string());
-                }
+            if let Some(less) = promised.checked_sub(bytes) {
+                *promised = less;
+            } else {
+                let error = below_zero("promised log space", *promised, bytes);
+                self.stop.set(&error.to_string());
             }
         }
     }
@@ -296,8 +295,11 @@ impl LogSpace {
     /// A barrier made the records before `number` durable, and all items at home below `tail`.
     pub(super) fn flushed(&self, number: u64, tail: Lsn) {
         let mut state = self.state.lock();
-        while let Some(record) = state.pending.pop_front_if(|record| record.number < number) {
+        while let Some(record) = state.pending.front()
+            && record.number < number
+        {
             state.recorded = state.recorded.max(record.tail);
+            state.pending.pop_front();
         }
         state.durable_tail = state.durable_tail.max(tail);
         self.serve(&mut state);

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use offshoot_vfs::{Errno, Error, Result};
 use offshoot_xfs_format::Lsn;
-use offshoot_xfs_format::log::BLOCK;
+use offshoot_xfs_format::log::{BLOCK, XfsLogRecord};
 
 use super::checkpoint::PushReason;
 use super::home::HomeWrites;
@@ -173,14 +173,9 @@ impl LogShared {
     fn write_unmount(&self) -> Result<()> {
         self.flush()?;
         let (head, previous) = self.space.end();
-        let record = offshoot_xfs_format::log::XfsLogRecord {
-            lsn: head,
-            tail: head,
-            previous,
-            ..self.like()
-        };
+        let record = XfsLogRecord { lsn: head, tail: head, previous, ..self.like() };
         let (_, blocks) =
-            unmount_record(self.disk.ring, self.disk.unit, record).map_err(malformed)?;
+            unmount_record(self.disk.ring, self.disk.unit, &record).map_err(malformed)?;
         self.disk.write(head, &blocks)?;
         self.disk.flush()
     }

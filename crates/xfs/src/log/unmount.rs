@@ -13,7 +13,7 @@ const UNMOUNT_TID: u32 = 0xb0c0_d0d0;
 pub(crate) fn unmount_record(
     ring: XfsLogRing,
     unit: usize,
-    record: XfsLogRecord,
+    record: &XfsLogRecord,
 ) -> Result<(XfsLogRecord, Vec<u8>), Malformed> {
     let headers = record.header_blocks();
     let len = padded_len(BLOCK, headers, unit);
@@ -25,7 +25,7 @@ pub(crate) fn unmount_record(
         return Err(Malformed::new(Structure::LogRecord, problem));
     }
     let len = u32::try_from(len).unwrap_or(BUFFER_MAX);
-    let record = XfsLogRecord { len, ops: 1, ..record };
+    let record = XfsLogRecord { len, ops: 1, ..record.clone() };
     record.seal(ring, &mut blocks)?;
     Ok((record, blocks))
 }

@@ -109,7 +109,7 @@ fn first_record(layout: &NewXfsLayout) -> Result<Vec<u8>> {
         buffer: layout.fields.logsunit.get().max(LEAST_BUFFER),
     };
     let ring = XfsLogRing::of(&layout.geometry).map_err(malformed)?;
-    let (_, blocks) = unmount_record(ring, layout.fields.log_unit(), record).map_err(malformed)?;
+    let (_, blocks) = unmount_record(ring, layout.fields.log_unit(), &record).map_err(malformed)?;
     Ok(blocks)
 }
 

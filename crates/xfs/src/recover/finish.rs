@@ -50,7 +50,7 @@ impl UnmountRecord {
             buffer: last.buffer.max(smallest).min(BUFFER_MAX),
             ..last.clone()
         };
-        let (record, blocks) = unmount_record(log.disk.ring, unit, record).map_err(malformed)?;
+        let (record, blocks) = unmount_record(log.disk.ring, unit, &record).map_err(malformed)?;
         let count = record.block_count();
         if log.disk.ring.free(log.ends.tail, head).is_none_or(|free| free <= count) {
             let what = format!(
