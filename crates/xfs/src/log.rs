@@ -256,16 +256,6 @@ impl XfsLog {
         Ok(LogSequence(outcome.sequence))
     }
 
-    /// Begins the next step of a rolling transaction. What of the step before was not used is given
-    /// back. Behind the last of the steps that were reserved it waits for room, before transactions
-    /// that have not begun. The items that stay locked were all in the last commit.
-    ///
-    /// # Errors
-    /// When writing has ended.
-    pub(crate) fn roll(&self, ticket: &mut LogTicket) -> Result<()> {
-        ticket.roll()
-    }
-
     /// Makes this context and all before it durable.
     ///
     /// # Errors

@@ -57,8 +57,13 @@ impl LogTicket {
         }
     }
 
-    /// Begins the next step. Waits for room if all steps that were promised are used up.
-    pub(super) fn roll(&mut self) -> Result<()> {
+    /// Begins the next step of a rolling transaction. What of the step before was not used is given
+    /// back. Behind the last of the steps that were reserved it waits for room, before transactions
+    /// that have not begun. The items that stay locked were all in the last commit.
+    ///
+    /// # Errors
+    /// When writing has ended.
+    pub(crate) fn roll(&mut self) -> Result<()> {
         self.log.space.release(std::mem::take(&mut self.left));
         match self.more.checked_sub(1) {
             Some(more) => self.more = more,

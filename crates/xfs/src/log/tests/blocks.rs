@@ -241,7 +241,8 @@ impl LoggedItem for TestBlock {
         let mut bytes = now.bytes.clone();
         RemoteKind::SymlinkTarget.seal(&self.geometry, &mut bytes, now.lsn);
         drop(now);
-        home.add(self.place, bytes, &[self.clone()]);
+        let item: Arc<dyn LoggedItem> = self.clone();
+        home.add(self.place, bytes, &[item]);
         Ok(HomeOutcome::Queued)
     }
 

@@ -119,7 +119,7 @@ fn an_intent_and_its_end_in_one_context_are_not_logged() {
     assert_eq!(first.state.active_lsn(), None);
     assert_eq!(log.statistics().whiteouts, 1);
     let end = second.end();
-    commit(&log, &[end.clone()]);
+    commit(&log, std::slice::from_ref(&end));
     log.force_all().unwrap();
     assert_eq!(items_in(&volume), [2, 1]);
     assert_eq!(second.state.active_lsn(), None, "its end is durable");
@@ -134,7 +134,7 @@ fn an_intent_without_an_end_holds_the_tail_and_the_unmount() {
     let blocks = volume.blocks(10);
     let log = volume.start(&XfsLogOptions::default());
     let intent = TestIntent::new(7);
-    let sequence = commit(&log, &[intent.clone()]);
+    let sequence = commit(&log, std::slice::from_ref(&intent));
     log.force(sequence).unwrap();
     let held = intent.state.active_lsn().unwrap();
     let mut random = Random::new(2);
@@ -240,7 +240,7 @@ fn what_is_cancelled_or_logged_once_is_not_active() {
     blocks[0].cancel();
     let sequence = change(&log, &blocks, &mut random).unwrap();
     let once = TestIntent::made(1, None, true);
-    assert_eq!(commit(&log, &[once.clone()]), sequence);
+    assert_eq!(commit(&log, std::slice::from_ref(&once)), sequence);
     assert_eq!(blocks[0].state().active_lsn(), Some(active), "until the cancel is durable");
     log.push_in_background();
     while log.durable() < sequence {

@@ -76,7 +76,7 @@ fn a_rolling_transaction_comes_before_those_that_have_not_begun() {
                         })
                         .collect();
                     log.commit(&mut ticket, &items).unwrap();
-                    log.roll(&mut ticket).unwrap();
+                    ticket.roll().unwrap();
                 }
             }
         });
@@ -128,7 +128,9 @@ fn a_line_is_first_come_first_served() {
         for (number, bytes) in [(1, 500), (2, 50), (3, 400)] {
             let (space, order, waiting) = (&space, &order, &waiting);
             scope.spawn(move || {
-                let count = || drop(waiting.fetch_add(1, SeqCst));
+                let count = || {
+                    waiting.fetch_add(1, SeqCst);
+                };
                 space.reserve(bytes, count).unwrap();
                 order.lock().push(number);
             });
