@@ -68,7 +68,7 @@ use checkpoint::PushReason;
 use context::LogContexts;
 use records::RecordBuffers;
 use signal::{ChangeSignal, WorkSignal};
-use sizes::LogSizes;
+use sizes::RecordSizes;
 use space::LogSpace;
 use statistics::{LogCounters, count};
 
@@ -117,7 +117,7 @@ pub(crate) struct XfsLog {
 #[derive(Debug)]
 struct LogShared {
     disk: LogDisk,
-    sizes: LogSizes,
+    sizes: RecordSizes,
     space: LogSpace,
     contexts: LogContexts,
     context_bytes: u64,
@@ -169,7 +169,7 @@ impl XfsLog {
         require_running(stop)?;
         // Recovery takes all records from the tail on as those of one size of buffers.
         let kept = ends.last.as_ref().filter(|_| !ends.is_clean).map(|last| last.buffer);
-        let sizes = LogSizes::new(disk.ring, disk.unit, kept.or(options.record_bytes));
+        let sizes = RecordSizes::new(disk.ring, disk.unit, kept.or(options.record_bytes));
         let space = LogSpace::new(disk.ring, sizes.capacity(), stop, (ends.tail, ends.head));
         let active = ActiveItems::new(ends.head);
         for (intent, lsn) in old {

@@ -9,7 +9,7 @@ use offshoot_vfs::Result;
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 
 use super::item::{LoggedItem, LoggedKind, LoggedSize};
-use super::sizes::LogSizes;
+use super::sizes::RecordSizes;
 use super::statistics::{LogCounters, count};
 use super::ticket::LogTicket;
 use super::vectors::FormatOutcome;
@@ -96,7 +96,7 @@ impl LogContexts {
         &self,
         ticket: &mut LogTicket,
         items: &[Arc<dyn LoggedItem>],
-        sizes: &LogSizes,
+        sizes: &RecordSizes,
         counters: &LogCounters,
     ) -> Result<CommitOutcome> {
         let context = self.with_room(items, counters);

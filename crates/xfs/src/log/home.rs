@@ -29,7 +29,7 @@ impl HomeWrites {
     /// Adds `bytes`, complete with LSN and checksum, which hold all changes of `items`. The caller
     /// holds the locks of all of them, and none is pinned.
     pub(crate) fn add(&mut self, place: BasicBlock, bytes: Vec<u8>, items: &[Arc<dyn LoggedItem>]) {
-        // Nobody makes an item active again that is not pinned and that no commit can take.
+        // No thread makes an item active again that is unpinned and locked.
         let active = |item: &Arc<dyn LoggedItem>| {
             let place = *item.state().active.lock();
             place.map(|place| (item.clone(), place))

@@ -12,7 +12,7 @@ use offshoot_xfs_format::log::ring::XfsLogRing;
 use offshoot_xfs_format::log::{BLOCK, XfsLogRecord, ends::IN_FLIGHT_RECORDS};
 use parking_lot::{Condvar, Mutex};
 
-use super::sizes::{LOG_VERSION, LogSizes};
+use super::sizes::{LOG_VERSION, RecordSizes};
 use super::space::{PATIENCE, RecordPlace};
 use super::statistics::count;
 use super::{LogShared, require_running};
@@ -31,7 +31,7 @@ pub(super) struct RecordBuffer {
 }
 
 impl RecordBuffer {
-    fn new(sizes: &LogSizes) -> Self {
+    fn new(sizes: &RecordSizes) -> Self {
         let blocks = vec![0; sizes.headers + sizes.body];
         Self { blocks, headers: sizes.headers, used: 0, ops: 0 }
     }
@@ -91,7 +91,7 @@ struct FullBuffers {
 }
 
 impl RecordBuffers {
-    pub(super) fn new(sizes: &LogSizes) -> Self {
+    pub(super) fn new(sizes: &RecordSizes) -> Self {
         let free = (0..IN_FLIGHT_RECORDS).map(|_| RecordBuffer::new(sizes)).collect();
         Self {
             free: Mutex::new(free),

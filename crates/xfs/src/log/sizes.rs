@@ -26,7 +26,7 @@ const SET_ASIDE: u64 = 4;
 
 /// The sizes of a log.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct LogSizes {
+pub(super) struct RecordSizes {
     /// The bytes of the ring.
     pub(super) ring: u64,
     /// The bytes of a log buffer, as headers name it.
@@ -39,7 +39,7 @@ pub(super) struct LogSizes {
     pub(super) unit: usize,
 }
 
-impl LogSizes {
+impl RecordSizes {
     /// The sizes of a log with buffers of `buffer` bytes, or of the usual ones. Recovery takes all
     /// records from the tail to the head as those of one size of buffers. So a log that has old
     /// records to keep goes on with theirs.
@@ -64,7 +64,7 @@ impl LogSizes {
     ///
     /// All records but the last two are full. The last of the body and the one with the commit op,
     /// which may be alone, are padded. For example, with buffers of 32 KiB and no unit, items of
-    /// 100,000 bytes take at most 5 headers and 101,244 bytes.
+    /// 100,000 bytes take at most 103,744 bytes, 5 headers among them.
     pub(super) fn checkpoint(&self, payload: u64) -> u64 {
         let payload = payload + ENVELOPE;
         let room = (self.body as u64).saturating_sub(SPLIT).max(1);

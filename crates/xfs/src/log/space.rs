@@ -1,4 +1,4 @@
-//! The room of the ring: what is in use, what is promised, and who waits for it.
+//! The room of the ring: what is in use, what is promised, and the lines for it.
 //!
 //! ```text
 //! ring      tail in a durable record ======== in use ======== head ... free ... tail
@@ -40,7 +40,7 @@ pub(super) const PATIENCE: Duration = Duration::from_millis(500);
 pub(super) enum GrantHead {
     /// All steps of all tickets.
     Reserve,
-    /// What can be written before anybody waits again.
+    /// What can be written before a thread waits again.
     Write,
 }
 

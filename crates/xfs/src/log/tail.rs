@@ -32,10 +32,10 @@ struct HomePass {
     busy: usize,
 }
 
-/// How far room for those who wait has come.
+/// How far making room has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RoomProgress {
-    /// Nobody waits.
+    /// No thread waits.
     Enough,
     /// Some room was made.
     Some,

@@ -13,7 +13,7 @@ use crate::log::XfsLogOptions;
 use crate::{XfsOptions, XfsVolume};
 
 /// What is tried: logs of `log_blocks` blocks of 4 KiB.
-struct CutCase {
+struct CutLog {
     log_blocks: u32,
     record_bytes: u32,
     sector: u32,
@@ -23,7 +23,7 @@ struct CutCase {
     states: u64,
 }
 
-fn explore(case: &CutCase) {
+fn explore(case: &CutLog) {
     let seed = seed_of_run();
     let made = TestVolume::new(case.log_blocks, |mkfs| mkfs.sector_size = Some(case.sector));
     let blocks = made.blocks(400);
@@ -96,7 +96,7 @@ fn judge(
 
 #[test]
 fn contexts_are_whole_in_order_and_forced_ones_are_there_with_small_records() {
-    explore(&CutCase {
+    explore(&CutLog {
         log_blocks: 600,
         record_bytes: 32 << 10,
         sector: 512,
@@ -108,7 +108,7 @@ fn contexts_are_whole_in_order_and_forced_ones_are_there_with_small_records() {
 
 #[test]
 fn contexts_are_whole_in_order_and_forced_ones_are_there_with_large_records() {
-    explore(&CutCase {
+    explore(&CutLog {
         log_blocks: 1500,
         record_bytes: 256 << 10,
         sector: 512,
@@ -120,7 +120,7 @@ fn contexts_are_whole_in_order_and_forced_ones_are_there_with_large_records() {
 
 #[test]
 fn contexts_are_whole_in_order_and_forced_ones_are_there_with_large_sectors() {
-    explore(&CutCase {
+    explore(&CutLog {
         log_blocks: 800,
         record_bytes: 32 << 10,
         sector: 4096,

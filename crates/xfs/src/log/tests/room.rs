@@ -1,4 +1,4 @@
-//! Full logs: callers wait in line, and none fails.
+//! Full logs: callers wait in line, and no call fails.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
