@@ -60,6 +60,7 @@ const XFS: EngineFloors = EngineFloors {
         &["recover"],
         &["volume"],
         &["check", "filesystem", "mkfs"],
+        &["rescue"],
     ],
     of_the_crate: &[],
 };

@@ -162,8 +162,12 @@ Examples:
   offshoot dump inode server.img 128";
 
 const RESCUE_HELP: &str = "\
+A log that can be replayed is worth keeping: of btrfs, every verb that writes replays it; of XFS, replay-log does, as a mount by the \
+kernel would. A log that was thrown away leaves XFS to xfs_repair.
+
 Examples:
   offshoot dump log disk.img
+  offshoot rescue replay-log server.img
   offshoot rescue zero-log disk.img";
 
 /// Volumes of btrfs and XFS from the command line, without root and without the kernel.
@@ -601,7 +605,11 @@ pub(crate) struct DumpInodeArguments {
 
 #[derive(Subcommand)]
 pub(crate) enum RescueVerb {
+    /// Replay the log of an XFS volume that was not unmounted, and empty it
+    ReplayLog(InfoArguments),
     /// Throw the pending log away: what was fsynced since the last commit is lost
+    ///
+    /// On XFS all is lost that is only in the log, and structures may contradict each other then.
     ZeroLog(InfoArguments),
 }
 

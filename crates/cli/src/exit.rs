@@ -120,13 +120,13 @@ impl VerbFailure {
             return;
         }
         console.detail(&"read what was there before it with --ignore-log");
-        // What a volume of XFS needs, its error says.
-        if let Self::Volume(_) = self {
-            console.detail(if error.code() == Code::Log {
-                &"throw it away, and what was fsynced with it, with `offshoot rescue zero-log`"
-            } else {
-                &"or have the kernel replay it: mount the volume once"
-            });
+        if error.code() == Code::Log {
+            console.detail(
+                &"throw it away, and what was fsynced with it, with `offshoot rescue zero-log`",
+            );
+        } else if let Self::Volume(_) = self {
+            // What else a volume of XFS needs, its error says.
+            console.detail(&"or have the kernel replay it: mount the volume once");
         }
     }
 }

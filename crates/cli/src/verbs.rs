@@ -28,6 +28,7 @@ mod mkdir;
 pub(crate) mod mkfs;
 mod mknod;
 mod mv;
+mod rescue;
 mod rm;
 mod rmdir;
 mod stat;
@@ -99,7 +100,7 @@ fn run(verb: &Verb, out: &mut dyn Write, console: &Arc<Console>) -> Result {
         Verb::Scrub(arguments) => btrfs::scrub::run(arguments, out, console),
         Verb::Subvolume(verb) => btrfs::subvolume::run(verb, out, console),
         Verb::Dump(verb) => dump::run(verb, out, console),
-        Verb::Rescue(verb) => btrfs::rescue::run(verb, out, console),
+        Verb::Rescue(verb) => rescue::run(verb, out, console),
         Verb::Bench(verb) => btrfs::bench::run(verb, out, console),
         Verb::Completions(arguments) => completions::run(arguments, out),
         Verb::Man(arguments) => man::run(arguments),

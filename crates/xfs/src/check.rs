@@ -45,7 +45,7 @@ use offshoot_kit::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use offshoot_vfs::{Code, Error, Result};
 use offshoot_xfs_format::geometry::XfsLayout;
 use offshoot_xfs_format::record::XfsInodeChunk;
-use offshoot_xfs_format::{AgNumber, XfsGeometry};
+use offshoot_xfs_format::{AgNumber, Lsn, XfsGeometry};
 
 use crate::options::XfsOptions;
 use crate::volume::{self as opening, OpenedXfs, XfsLogState};
@@ -80,6 +80,11 @@ struct PassBudget {
     runs: usize,
 }
 
+impl PassBudget {
+    /// That of a check.
+    const WHOLE: Self = Self { inodes: LinkTally::MOST_INODES, runs: SpaceGather::MOST_RUNS };
+}
+
 /// The groups of a volume of 1 EiB.
 const MOST_GROUPS: u32 = 1 << 20;
 
@@ -92,8 +97,7 @@ const CHUNKS_A_TURN: usize = 16;
 /// As for [`XfsVolume::open`](crate::XfsVolume::open), but for a damaged log or superblock, which
 /// are findings.
 pub fn check_xfs(device: &Arc<dyn BlockDevice>, options: &XfsOptions) -> Result<XfsCheckResult> {
-    let budget = PassBudget { inodes: LinkTally::MOST_INODES, runs: SpaceGather::MOST_RUNS };
-    check_within(device, options, budget)
+    check_within(device, options, PassBudget::WHOLE)
 }
 
 fn check_within(
@@ -107,20 +111,46 @@ fn check_within(
         let log = XfsLogState::Unreadable("the superblock is damaged".to_owned());
         return Ok(XfsCheckResult { findings, are_more, log, inodes: 0, passes: 0 });
     };
-    let check = VolumeCheck {
-        buffers: &opened.buffers,
-        superblock: &opened.superblock,
-        head: opened.head,
-        findings: &findings,
-        group_count: known_groups(device, opened.buffers.geometry(), &findings),
-    };
-    check.check_superblocks();
-    let inodes = check_groups(&check, opened.log == XfsLogState::Empty);
-    let passes = check_inodes(&check, &inodes, budget);
+    let check = VolumeCheck::of(device, &opened, &findings);
+    let (inodes, passes) = check_all(&check, opened.log == XfsLogState::Empty, budget);
     let in_use = |chunk: &XfsInodeChunk| u64::from(chunk.in_use().count_ones());
     let inodes = inodes.iter().flat_map(|group| &group.chunks).map(in_use).sum();
     let (findings, are_more) = findings.into_list();
     Ok(XfsCheckResult { findings, are_more, log: opened.log, inodes, passes })
+}
+
+/// Checks everything. Returns the inodes of the groups, and the number of passes over them.
+fn check_all(
+    check: &VolumeCheck<'_>,
+    is_log_empty: bool,
+    budget: PassBudget,
+) -> (Vec<GroupInodes>, u32) {
+    check.check_superblocks();
+    let inodes = check_groups(check, is_log_empty);
+    let passes = check_inodes(check, &inodes, budget);
+    (inodes, passes)
+}
+
+/// The newest change of all that can be read of the volume on `device`, whose log is ignored.
+pub(crate) fn newest_lsn(device: &Arc<dyn BlockDevice>, options: &XfsOptions) -> Result<Lsn> {
+    let opened = opening::open(device.clone(), options)?;
+    let findings = Findings::default();
+    let check = VolumeCheck::of(device, &opened, &findings);
+    check_all(&check, false, PassBudget::WHOLE);
+    Ok(Lsn(check.newest.load(Ordering::Relaxed)))
+}
+
+impl<'a> VolumeCheck<'a> {
+    fn of(device: &Arc<dyn BlockDevice>, opened: &'a OpenedXfs, findings: &'a Findings) -> Self {
+        Self {
+            buffers: &opened.buffers,
+            superblock: &opened.superblock,
+            head: opened.head,
+            newest: AtomicU64::new(0),
+            findings,
+            group_count: known_groups(device, opened.buffers.geometry(), findings),
+        }
+    }
 }
 
 /// The groups that are checked: those on the device, and not more than any volume needs.

@@ -11,6 +11,7 @@
 //!
 //! | module | what it does |
 //! |---|---|
+//! | `rescue` | throws logs away |
 //! | `mkfs` | makes volumes |
 //! | `check` | compares everything that structures say about each other |
 //! | `filesystem` | an open volume behind the `vfs` traits |
@@ -42,6 +43,7 @@ mod options;
 mod recover;
 mod remote;
 mod report;
+mod rescue;
 mod symlink;
 mod volume;
 
@@ -51,4 +53,5 @@ pub use mkfs::{XfsMkfsFeatures, XfsMkfsOptions, XfsStripe, mkfs_xfs};
 pub use options::XfsOptions;
 pub use recover::XfsRecovery;
 pub use report::{XFS_EVENT_TARGETS, XfsPending, XfsReport, XfsReporter};
+pub use rescue::{XfsLostLog, zero_xfs_log};
 pub use volume::XfsLogState;

@@ -17,7 +17,7 @@
 //!
 //! `replay` keeps blocks until the LSN changes; `buffer` and `inode` apply items; `verify` knows
 //! the types of blocks; `pieces` completes directory blocks of several extents; `log` reads and
-//! writes the ring; `cancel` and `pending` are what a survey learns.
+//! writes the ring; `cancel` and `pending` are what a survey learns; `zero` makes a new log.
 
 mod buffer;
 mod cancel;
@@ -29,6 +29,7 @@ mod pieces;
 mod replay;
 mod survey;
 mod verify;
+mod zero;
 
 use std::sync::Arc;
 
@@ -46,6 +47,7 @@ pub(crate) use log::VolumeLog;
 use log::in_log;
 use replay::{LogReplay, ReplayCounts};
 use survey::LogSurvey;
+pub(crate) use zero::EmptyLog;
 
 /// What a user can do about a log that is not replayed.
 pub(crate) const NEXT_STEP: &str =

@@ -132,6 +132,32 @@ pub(crate) fn recover(
     recover::to_disk(device, &superblock, &log, options).map(Some)
 }
 
+/// The superblock of the volume on `device`, and its log, which is to be thrown away whether or not
+/// it can be read. `None` when it is empty.
+pub(crate) fn log_to_zero(
+    device: &Arc<dyn BlockDevice>,
+    options: &XfsOptions,
+) -> Result<Option<(XfsSuperblock, Result<VolumeLog>)>> {
+    let VolumeSuperblock { superblock, is_first } =
+        superblock::read(&**device, options.reporter.as_ref())?;
+    require_readable(&superblock)?;
+    // A log that we do not know is thrown away like any other.
+    let is_in_the_way = |kind| kind != XfsObstacleKind::UnknownLogIncompat;
+    let obstacles = superblock.fields.obstacles();
+    if let Some(obstacle) = obstacles.iter().find(|obstacle| is_in_the_way(obstacle.kind)) {
+        let what = format!("zeroing the log of XFS with {obstacle}");
+        return Err(Error::unsupported(Code::UnknownFeature, what));
+    }
+    if !is_first {
+        return Err(Error::corrupt(Structure::Superblock, "that of group 0 is damaged"));
+    }
+    match find_log(device, &superblock) {
+        Ok(log) if log.ends.is_clean => Ok(None),
+        Err(error @ (Error::Io { .. } | Error::Posix { .. })) => Err(error),
+        found => Ok(Some((superblock, found))),
+    }
+}
+
 /// Fails when the volume has a feature without which it cannot be read.
 fn require_readable(superblock: &XfsSuperblock) -> Result<()> {
     let obstacles = superblock.fields.obstacles();

@@ -25,7 +25,7 @@ pub(super) fn run(verb: &DumpVerb, out: &mut dyn Write, console: &Arc<Console>) 
         DumpVerb::Inode(arguments) => (&arguments.volume, arguments.json),
         DumpVerb::Chunks(_) | DumpVerb::Tree(_) => return btrfs::dump::run(verb, out, console),
     };
-    let Some(device) = xfs_on(volume, console)? else {
+    let Some(device) = xfs_on(volume, Access::Read, console)? else {
         return btrfs::dump::run(verb, out, console);
     };
     let to = DumpOutput { out, console, is_json };
@@ -42,9 +42,10 @@ pub(super) fn run(verb: &DumpVerb, out: &mut dyn Write, console: &Arc<Console>) 
 /// The device of the volume if it holds XFS.
 pub(super) fn xfs_on(
     arguments: &VolumeArguments,
+    access: Access,
     console: &Console,
 ) -> Result<Option<Arc<dyn BlockDevice>>> {
-    let disk = MemberDisk::open(&arguments.volume, Access::Read, &arguments.open.layers, false)?;
+    let disk = MemberDisk::open(&arguments.volume, access, &arguments.open.layers, false)?;
     let name = disk.device.name();
     if VolumeFormat::on(&*disk.device) == VolumeFormat::Btrfs {
         return Ok(None);

@@ -4,3 +4,4 @@ pub(super) mod check;
 pub(super) mod dump;
 pub(super) mod info;
 pub(super) mod mkfs;
+pub(super) mod rescue;

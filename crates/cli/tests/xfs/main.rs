@@ -7,6 +7,7 @@
 //! | `disks` | volumes in partitions and images |
 //! | `made` | new volumes |
 //! | `hostile` | damaged volumes |
+//! | `rescued` | `rescue` |
 //! | `refused` | verbs and options that XFS volumes have not, and volumes that do not open |
 //!
 //! Mounts have their tests in `mount`.
@@ -19,6 +20,7 @@ mod lines;
 mod look;
 mod made;
 mod refused;
+mod rescued;
 
 use std::os::unix::fs::symlink;
 use std::path::Path;

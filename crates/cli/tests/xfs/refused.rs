@@ -48,7 +48,6 @@ fn no_verb_changes_the_volume() {
         "scrub -r v.img",
         "trim v.img",
         "stats v.img",
-        "rescue zero-log v.img",
         "subvolume list v.img",
         "subvolume show v.img:/",
         "subvolume get-default v.img",

@@ -131,6 +131,22 @@ pub fn header_count(version: u32, buffer: u32) -> u32 {
 }
 
 impl XfsLogRecord {
+    /// The first record of a new log: one without a body, in a buffer of the least size.
+    #[must_use]
+    pub fn first(lsn: Lsn, uuid: Uuid) -> Self {
+        Self {
+            lsn,
+            tail: lsn,
+            version: 2,
+            len: 0,
+            previous: None,
+            ops: 0,
+            byte_order: LITTLE_ENDIAN,
+            uuid,
+            buffer: HEADER_SERVES,
+        }
+    }
+
     /// What the header in the basic block `block` says.
     ///
     /// The caller reads [`Self::block_count`] blocks then, so the numbers that it depends on are

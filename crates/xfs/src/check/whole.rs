@@ -1,7 +1,7 @@
 //! What all parts of a check share, and the checks of the volume as a whole.
 
 use offshoot_kit::cores;
-use offshoot_kit::sync::atomic::{AtomicUsize, Ordering};
+use offshoot_kit::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use offshoot_kit::sync::thread;
 use offshoot_xfs_format::features::XfsFeatures2;
 use offshoot_xfs_format::identity::XfsIdentity;
@@ -18,6 +18,8 @@ pub(super) struct VolumeCheck<'a> {
     pub(super) superblock: &'a XfsSuperblock,
     /// Where the log ends; none when it cannot be read.
     pub(super) head: Option<Lsn>,
+    /// The newest change of what was read.
+    pub(super) newest: AtomicU64,
     pub(super) findings: &'a Findings,
     /// The groups that are checked.
     pub(super) group_count: u32,
@@ -38,7 +40,7 @@ impl<'a> VolumeCheck<'a> {
         self.group_count == self.geometry().ag_count
     }
 
-    /// Notes a finding if no record of the log can have changed the buffer last.
+    /// Notes the last change of a buffer, and a finding if no record of the log can have made it.
     pub(super) fn note_lsn(&self, buffer: &XfsBuffer) {
         if let Some(identity) = XfsIdentity::of_magic(self.geometry(), buffer.bytes()) {
             let at = self.geometry().at(buffer.place());
@@ -48,8 +50,9 @@ impl<'a> VolumeCheck<'a> {
     }
 
     pub(super) fn note_lsn_of(&self, lsn: Option<Lsn>, place: impl Into<XfsFindingPlace>) {
-        let (Some(lsn), Some(head)) = (lsn, self.head) else { return };
-        if lsn > head && lsn != Lsn::NONE {
+        let Some(lsn) = lsn.filter(|&lsn| lsn != Lsn::NONE) else { return };
+        self.newest.fetch_max(lsn.0, Ordering::Relaxed);
+        if let Some(head) = self.head.filter(|&head| lsn > head) {
             let problem = format!("changed at {lsn}, but the log ends at {head}");
             self.findings.add(XfsFindingCode::FutureChange, place, problem);
         }

@@ -15,10 +15,10 @@ use std::sync::Arc;
 
 use offshoot_device::BlockDevice;
 use offshoot_vfs::{Code, Error, Result, Structure};
-use offshoot_xfs_format::log::XfsLogRecord;
 use offshoot_xfs_format::log::record::BUFFER_MAX;
+use offshoot_xfs_format::log::{BLOCK, XfsLogRecord, XfsLogRing};
 use offshoot_xfs_format::superblock::{CRC, XfsSuperblock, XfsSuperblockFields};
-use offshoot_xfs_format::{AgNumber, csum};
+use offshoot_xfs_format::{AgNumber, Lsn, csum};
 
 use super::log::VolumeLog;
 use super::{CACHE_BYTES, NEXT_STEP};
@@ -60,6 +60,16 @@ impl UnmountRecord {
             return Err(Error::unsupported(Code::LogNotReplayed, what));
         }
         Ok(Self { record, blocks })
+    }
+
+    /// The blocks without a record that go behind a head.
+    pub(super) fn stamps(
+        &self,
+        ring: XfsLogRing,
+        head: Lsn,
+        count: u32,
+    ) -> impl Iterator<Item = [u8; BLOCK]> {
+        self.record.stamps(ring, head, count)
     }
 
     /// Empties the log. Everything that was replayed is durable.

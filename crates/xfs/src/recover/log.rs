@@ -7,7 +7,7 @@ use offshoot_vfs::{Code, Error, Malformed, Result, Structure};
 use offshoot_xfs_format::Lsn;
 use offshoot_xfs_format::log::ends::{self, read_record};
 use offshoot_xfs_format::log::record::XfsLogChecksum;
-use offshoot_xfs_format::log::{XfsCheckpoint, XfsCheckpoints, XfsLogEnds, op};
+use offshoot_xfs_format::log::{XfsCheckpoint, XfsCheckpoints, XfsLogEnds, XfsLogRecord, op};
 use offshoot_xfs_format::superblock::XfsSuperblock;
 
 use super::NEXT_STEP;
@@ -43,6 +43,18 @@ impl VolumeLog {
             return Err(unusable(Error::corrupt(Structure::LogRecord, problem)));
         }
         Ok(log)
+    }
+
+    /// The log of the volume on `device` as if it were empty and ended at `head`.
+    pub(super) fn empty(
+        device: &Arc<dyn BlockDevice>,
+        superblock: &XfsSuperblock,
+        head: Lsn,
+    ) -> Result<Self> {
+        let disk = LogDisk::new(device, superblock)?;
+        let last = Some(XfsLogRecord::first(head, disk.uuid));
+        let ends = XfsLogEnds { head, tail: head, is_clean: true, last, is_torn: false };
+        Ok(Self { disk, has_checksums: superblock.geometry.has_checksums(), ends })
     }
 
     fn locate(device: &Arc<dyn BlockDevice>, superblock: &XfsSuperblock) -> Result<Self> {

@@ -4,6 +4,7 @@ use std::io::Write;
 use std::sync::Arc;
 
 use offshoot_btrfs::{LostLog, SubvolumeId};
+use offshoot_vfs::{Code, Error};
 use serde::Serialize;
 
 use crate::args::{InfoArguments, RescueVerb};
@@ -18,6 +19,11 @@ pub(in crate::verbs) fn run(
 ) -> Result {
     match verb {
         RescueVerb::ZeroLog(arguments) => zero_log(arguments, out, console),
+        RescueVerb::ReplayLog(_) => {
+            let what = "replaying the log of a btrfs volume by itself: that is for XFS, and every \
+                        verb that writes a btrfs volume does it first";
+            Err(Error::unsupported(Code::NotInFormat, what).into())
+        }
     }
 }
 
