@@ -170,23 +170,24 @@ fn transactions_larger_than_the_memory_for_blocks_are_recovered() {
 #[test]
 fn a_volume_that_grows_in_the_log_is_recovered() {
     let Some(judges) = judges::require() else { return };
-    let disk = XfsDisk::create(&judges, 512);
-    disk.mkfs("-d size=320m,agcount=4");
-    let mut mount = disk.mount("rw,noatime", &[]);
-    run("xfs_growfs", &[mount.path()]);
-    for number in 0..12 {
-        let dir = mount.path().join(format!("directory {number}"));
-        fs::create_dir(&dir).unwrap();
-        fs::write(dir.join("file"), "in one of the new groups").unwrap();
-    }
-    mount.sync();
-    disk.shut_down(&mut mount, XfsShutdown::LogWritten);
-    drop(mount);
     let groups = |disk: &XfsDisk| disk.field(&["sb 0"], "agcount");
-    let before = groups(&disk);
+    let disk = make_until(|| {
+        let disk = XfsDisk::create(&judges, 512);
+        disk.mkfs("-d size=320m,agcount=4");
+        let mut mount = disk.mount("rw,noatime", &[]);
+        run("xfs_growfs", &[mount.path()]);
+        for number in 0..12 {
+            let dir = mount.path().join(format!("directory {number}"));
+            fs::create_dir(&dir).unwrap();
+            fs::write(dir.join("file"), "in one of the new groups").unwrap();
+        }
+        mount.sync();
+        disk.shut_down(&mut mount, XfsShutdown::LogWritten);
+        drop(mount);
+        if groups(&disk) > 4 { Err("the superblock is at home".into()) } else { Ok(disk) }
+    });
     let crashed = CrashedVolume { disk, kernel_says: vec![] };
     assert!(crashed.judge(24).is_some());
     XfsVolume::recover(&crashed.disk.writable_device(), &XfsOptions::default()).unwrap();
-    eprintln!("{before} groups before, {} behind", groups(&crashed.disk));
-    assert!(groups(&crashed.disk) > before);
+    assert!(groups(&crashed.disk) > 4);
 }
