@@ -17,8 +17,8 @@ use crate::options::XfsOptions;
 use crate::recover::EmptyLog;
 use crate::volume::log_to_zero;
 
-/// The first cycle that a new log does not get. No log comes so far: at 1 GiB/s, one of 10 MiB takes
-/// more than half a year.
+/// The first cycle that a new log does not get. No log comes so far: at 1 GiB/s, one of 10 MiB
+/// takes more than half a year.
 const MOST_CYCLES: u32 = i32::MAX as u32;
 
 /// What was thrown away with a log.

@@ -5,6 +5,7 @@ use std::os::unix::fs::FileExt;
 
 use offshoot_testkit::xfs::disk::{XfsDisk, XfsShutdown};
 use offshoot_testkit::xfs::judges;
+use offshoot_xfs_format::log::XfsLogRecord;
 use offshoot_xfs_format::superblock::XfsSuperblock;
 use serde_json::Value;
 
@@ -94,9 +95,18 @@ fn zero_log_makes_volumes_usable_whose_logs_are_damaged() {
             let (file, start, len) = log_of(&few);
             file.write_all_at(&vec![0; len], start).expect("a write");
         } else {
-            // The first records, far from the end: no crash does that.
-            let (file, start, _) = log_of(&few);
-            file.write_all_at(&[0xa5; 64], start + 2 * 512 + 700).expect("a write");
+            // A record far from the end: no crash does that.
+            let (file, start, len) = log_of(&few);
+            let mut ring = vec![0; len];
+            file.read_exact_at(&mut ring, start).expect("a log");
+            let records = ring.chunks(512).zip((start..).step_by(512));
+            let records = records.filter_map(|(block, at)| {
+                XfsLogRecord::parse(block).ok().map(|record| (record.lsn, at))
+            });
+            let mut records: Vec<_> = records.collect();
+            records.sort_unstable();
+            let (_, at) = records[records.len() - 20];
+            file.write_all_at(&[0xa5; 64], at + 700).expect("a write");
         }
         assert!(few.filled.disk.try_mount("").is_err(), "the kernel mounts it: {is_gone}");
         let said = few.fails("ls v.img", 3);

@@ -16,7 +16,12 @@ const NOTHING: &str = "the log is empty: nothing was changed";
 fn options(console: &Arc<Console>) -> XfsOptions {
     let told = console.clone();
     XfsOptions {
-        reporter: Some(Arc::new(move |report: &XfsReport| told.warning(report))),
+        reporter: Some(Arc::new(move |report: &XfsReport| {
+            // That the log is replayed is what the user asked for.
+            if !matches!(report, XfsReport::LogReplayed { .. }) {
+                told.warning(report);
+            }
+        })),
         ..XfsOptions::default()
     }
 }
