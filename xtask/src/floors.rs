@@ -53,6 +53,7 @@ const XFS: EngineFloors = EngineFloors {
         &["buffer"],
         &["log"],
         &["btree"],
+        &["trans"],
         &["group"],
         &["inode"],
         &["da", "remote"],

@@ -5,10 +5,6 @@
 //! child. So a walk only goes forward and ends, whatever a hostile volume holds: in a tree with
 //! a cycle or with a block in two places, one of the keys is wrong.
 
-#[cfg_attr(
-    not(test),
-    expect(dead_code, reason = "transactions of groups and of forks are its callers")
-)]
 pub(crate) mod edit;
 
 use std::sync::Arc;

@@ -4,10 +4,14 @@
 //! A caller says where the block is and what it has to be. An [`XfsBuffer`] is the proof that its
 //! bytes were verified as that. Buffers are shared by [`Arc`], so a cache hit copies nothing, and
 //! two threads that miss the same buffer read it once. The cache holds at most its budget in bytes.
+//! What transactions have changed is in `changed` until it is in its place.
+
+mod changed;
 
 use std::io;
 use std::sync::Arc;
 
+use changed::ChangedBuffers;
 use offshoot_device::BlockDevice;
 use offshoot_vfs::{Error, Malformed, Result, Structure};
 use offshoot_xfs_format::attr::leaf::XattrLeaf;
@@ -18,7 +22,7 @@ use offshoot_xfs_format::dir::data::DirData;
 use offshoot_xfs_format::dir::free::DirFree;
 use offshoot_xfs_format::dir::leaf::DirLeaf;
 use offshoot_xfs_format::group::{Agf, Agfl, Agi};
-use offshoot_xfs_format::superblock::MOST_SECTOR_BYTES;
+use offshoot_xfs_format::superblock::{MOST_SECTOR_BYTES, XfsSuperblock};
 use offshoot_xfs_format::{AgNumber, BasicBlock, FileBlock, FsBlock, Ino, XfsGeometry};
 use quick_cache::Weighter;
 use quick_cache::sync::Cache;
@@ -39,6 +43,8 @@ pub(crate) fn sector_at(device: &dyn BlockDevice, at: u64) -> Result<Vec<u8>> {
 /// What a buffer has to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BufferRole {
+    /// The superblock of group 0.
+    Superblock,
     /// The AGF of a group.
     FreeSpace(AgNumber),
     /// The AGI of a group.
@@ -85,6 +91,7 @@ impl XfsBuffer {
         let expected =
             |owner, block| DaExpected { place: self.place, owner: Some(owner), block: Some(block) };
         match self.role {
+            BufferRole::Superblock => XfsSuperblock::parse(bytes).map(drop),
             BufferRole::FreeSpace(ag) => Agf::parse(bytes, geometry, ag).map(drop),
             BufferRole::Inodes(ag) => Agi::parse(bytes, geometry, ag).map(drop),
             BufferRole::FreeList(ag) => Agfl::parse(bytes, geometry, ag).map(drop),
@@ -214,6 +221,7 @@ pub(crate) struct XfsBuffers {
     device: Arc<dyn BlockDevice>,
     geometry: XfsGeometry,
     cache: Cache<u64, Arc<XfsBuffer>, BufferWeight>,
+    changed: ChangedBuffers,
 }
 
 impl XfsBuffers {
@@ -225,7 +233,7 @@ impl XfsBuffers {
     ) -> Self {
         let blocks = usize::try_from(budget_bytes >> geometry.block_log).unwrap_or(usize::MAX);
         let cache = Cache::with_weighter(blocks, budget_bytes, BufferWeight);
-        Self { device, geometry, cache }
+        Self { device, geometry, cache, changed: ChangedBuffers::default() }
     }
 
     pub(crate) fn geometry(&self) -> &XfsGeometry {
@@ -258,6 +266,9 @@ impl XfsBuffers {
         let len = runs.iter().map(|run| run.bytes).sum();
         let mut was_read = false;
         let found = self.cache.get_or_insert_with(&place.0, || {
+            if let Some(changed) = self.changed.get(place) {
+                return Ok(changed);
+            }
             was_read = true;
             self.read_verified(runs, role)
         })?;
@@ -265,6 +276,9 @@ impl XfsBuffers {
             return Ok(found);
         }
         // Two structures name this place, and at least one of them is wrong.
+        if let Some(changed) = self.changed.get(place) {
+            return changed.as_role(self, role).map(Arc::new);
+        }
         let buffer = self.read_verified(runs, role)?;
         self.cache.insert(place.0, buffer.clone());
         Ok(buffer)

@@ -1,4 +1,29 @@
-//! Allocation groups: their counters, and which of their inodes are in use.
+//! Allocation groups: their counters, which of their inodes are in use, and all changes of them.
+//!
+//! What changes a group is a function of a transaction, which locks the AGI before the AGF, and
+//! groups in ascending order.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `allocate`, `free`, `free_list` | free space, and the blocks that its own trees take |
+//! | `reverse`, `references` | the owners of blocks, and how many of them there are |
+//! | `chunks`, `inodes` | chunks of inodes; inodes that are taken, freed, and unlinked |
+//! | `held_back` | the blocks that no file gets, because trees may need them |
+//! | `headers`, `tree` | headers and trees as a transaction sees them |
+
+mod allocate;
+mod chunks;
+mod free;
+mod free_list;
+mod headers;
+mod held_back;
+mod inodes;
+mod references;
+mod reverse;
+mod tree;
+
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 
@@ -10,8 +35,38 @@ use offshoot_xfs_format::ids::BASIC_BLOCK;
 use offshoot_xfs_format::record::{CHUNK_INODES, STAGED, XfsInodeChunk, XfsSharedExtent};
 use offshoot_xfs_format::{AgBlock, AgIno, AgNumber, BasicBlock};
 
+pub(crate) use allocate::{ExtentWish, allocate};
+pub(crate) use reverse::ReverseOwner;
+#[cfg_attr(
+    not(test),
+    expect(unused_imports, reason = "recovery that finishes intents calls it")
+)]
+pub(crate) use {
+    chunks::make_chunk,
+    free::{FreedFrom, free_extent},
+    held_back::{HeldBack, held_back},
+    inodes::{
+        clear_unlinked, enter_unlinked, first_unlinked, free_inode, leave_unlinked, take_inode,
+    },
+    references::{change_references, is_shared, staged},
+    reverse::change_reverse,
+};
+
 use crate::btree::{XfsTreeCursor, XfsTreeRoot};
 use crate::buffer::{BufferRole, DiskRun, XfsBuffer, XfsBuffers};
+use crate::trans::VolumeCounts;
+
+/// The sums of the counters of all groups, as the superblock has them.
+pub(crate) fn volume_counts(buffers: &XfsBuffers) -> Result<VolumeCounts> {
+    let mut counts = VolumeCounts::default();
+    for ag in (0..buffers.geometry().ag_count).map(AgNumber) {
+        let (inodes, free_inodes) = inode_counts(buffers, ag)?;
+        counts.inodes += inodes;
+        counts.free_inodes += free_inodes;
+        counts.free_blocks += free_blocks(buffers, ag)?;
+    }
+    Ok(counts)
+}
 
 /// The free blocks of a group, with those that its trees of free space and its free list hold. The
 /// superblock counts free blocks in this way.

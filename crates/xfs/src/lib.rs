@@ -20,7 +20,8 @@
 //! | `dir`, `attr`, `symlink`, `data` | names, extended attributes, targets of links, contents |
 //! | `da`, `remote` | trees of hashes; values in blocks of their own |
 //! | `inode` | inodes and their forks |
-//! | `group` | counters of groups, and which inodes are in use |
+//! | `group` | counters of groups, which inodes are in use, and changes of both |
+//! | `trans` | transactions: changes that happen as a whole or not at all |
 //! | `btree` | a cursor over the trees, and changes to them |
 //! | `log` | the log: its ring, and delayed logging of what transactions change |
 //! | `buffer` | verified blocks and the cache of them; all reads of the device |
@@ -34,9 +35,10 @@ mod da;
 mod data;
 mod dir;
 mod filesystem;
+#[cfg_attr(not(test), expect(dead_code, reason = "recovery that finishes intents calls it"))]
 mod group;
 mod inode;
-#[cfg_attr(not(test), expect(dead_code, reason = "transactions will call it"))]
+#[cfg_attr(not(test), expect(dead_code, reason = "recovery that finishes intents calls it"))]
 mod log;
 mod mkfs;
 mod options;
@@ -45,6 +47,8 @@ mod remote;
 mod report;
 mod rescue;
 mod symlink;
+#[cfg_attr(not(test), expect(dead_code, reason = "recovery that finishes intents calls it"))]
+mod trans;
 mod volume;
 
 pub use check::{XfsCheckResult, XfsFinding, XfsFindingCode, XfsFindingPlace, check_xfs};

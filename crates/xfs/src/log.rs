@@ -55,9 +55,7 @@ use offshoot_xfs_format::log::XfsLogEnds;
 use parking_lot::{Condvar, Mutex};
 
 pub(crate) use disk::LogDisk;
-#[cfg_attr(not(test), expect(unused_imports, reason = "items will need it"))]
 pub(crate) use home::HomeWrites;
-#[cfg_attr(not(test), expect(unused_imports, reason = "items will need them"))]
 pub(crate) use item::{HomeOutcome, LoggedItem, LoggedKind, LoggedSize, LoggedState};
 pub(crate) use statistics::LogStatistics;
 pub(crate) use ticket::LogTicket;

@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! options, size of the device
-//!    -> layout    sizes of groups and log, the superblock      (levels, least_log)
+//!    -> layout    sizes of groups and log, the superblock      (least_log)
 //!    -> group     what owns the blocks of each group, and its headers and trees
 //!    -> write     wipe, log, groups, superblocks, with barriers between them
 //! ```
@@ -30,7 +30,6 @@ mod features;
 mod group;
 mod layout;
 mod least_log;
-mod levels;
 mod options;
 mod write;
 

@@ -11,9 +11,9 @@ use zerocopy::FromZeros;
 
 use super::invalid;
 use super::least_log::least_log_blocks;
-use super::levels::MostTreeLevels;
 use super::options::{XfsMkfsOptions, XfsStripe};
 use crate::buffer::malformed;
+use crate::trans::MostTreeLevels;
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;

@@ -38,11 +38,11 @@ fn change(group: &mut JudgedGroup, random: &mut Random, steps: u64) {
         match old {
             Some(_) if random.below(2) == 0 => group.unmap(at),
             Some(old) => {
-                let new = group.take_any(random);
+                let new = group.take_any(at, random);
                 group.remap(at, old, new);
             }
             None => {
-                let new = group.take_any(random);
+                let new = group.take_any(at, random);
                 group.map(at, new);
             }
         }

@@ -170,10 +170,19 @@ impl JudgedGroup {
         self.agf.freeblks = free.into();
     }
 
-    /// Takes any free block.
-    pub(super) fn take_any(&mut self, random: &mut Random) -> AgBlock {
-        self.fill_list(random.number());
-        self.take_near(random.number())
+    /// Takes any free block for block `at` of the file, but none that continues an extent of the
+    /// file: `xfs_repair` wants one record for both, and the test has one for each block.
+    pub(super) fn take_any(&mut self, at: u64, random: &mut Random) -> AgBlock {
+        loop {
+            self.fill_list(random.number());
+            let block = self.take_near(random.number());
+            let left = self.file.get(&at.wrapping_sub(1)).map(|left| left.0 + 1);
+            let right = self.file.get(&(at + 1)).map(|right| right.0 - 1);
+            if ![left, right].contains(&Some(block.0)) {
+                return block;
+            }
+            self.give(block);
+        }
     }
 
     fn take_near(&mut self, number: u64) -> AgBlock {

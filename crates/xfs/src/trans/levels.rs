@@ -16,23 +16,23 @@ const ROOT_ENTRIES: (u64, u64) = (3, 2);
 
 /// The most levels of each tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct MostTreeLevels {
+pub(crate) struct MostTreeLevels {
     /// The trees of free space.
-    pub(super) free: u64,
+    pub(crate) free: u64,
     /// The trees of inodes.
-    pub(super) inodes: u64,
+    pub(crate) inodes: u64,
     /// The reverse map.
-    pub(super) reverse: u64,
+    pub(crate) reverse: u64,
     /// The reference counts.
-    pub(super) counts: u64,
+    pub(crate) counts: u64,
     /// The extents of a data fork.
-    pub(super) data: u64,
+    pub(crate) data: u64,
     /// The extents of an attribute fork.
-    pub(super) attributes: u64,
+    pub(crate) attributes: u64,
 }
 
 impl MostTreeLevels {
-    pub(super) fn of(geometry: &XfsGeometry) -> Self {
+    pub(crate) fn of(geometry: &XfsGeometry) -> Self {
         let has = |layout| geometry.layout.contains(layout);
         let blocks = u64::from(geometry.ag_blocks);
         // Chunks in the group whose numbers fill all their bits.

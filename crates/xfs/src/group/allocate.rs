@@ -1,0 +1,237 @@
+//! Allocation of extents in one group.
+
+use offshoot_vfs::Result;
+use offshoot_xfs_format::btree::{XfsSearchKey, XfsTree};
+use offshoot_xfs_format::record::XfsFreeExtent;
+use offshoot_xfs_format::{AgBlock, AgNumber};
+
+use super::free::{change_free_blocks, free_key, size_key};
+use super::reverse::{self, ReverseOwner};
+use super::{free_list, tree};
+use crate::btree::edit::XfsTreeEdit;
+use crate::trans::{AgExtent, CountChanges, XfsTransaction};
+
+/// How many free extents on each side of a place are looked at before the tree by size is.
+const NEAR_EXTENTS: usize = 32;
+
+/// What extent a caller wants.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ExtentWish {
+    /// The block that it should be near to; a block of no group for anywhere.
+    pub(crate) near: Option<AgBlock>,
+    /// Whether it has to begin there.
+    pub(crate) is_exact: bool,
+    /// The least and the most blocks.
+    pub(crate) least: u32,
+    pub(crate) most: u32,
+    /// The first block is a multiple of this.
+    pub(crate) alignment: u32,
+    /// What the reverse map says about it; nothing when a later step says it.
+    pub(crate) owner: Option<ReverseOwner>,
+    /// Whether blocks will do whose freeing is not durable: never for the data of files.
+    pub(crate) may_be_busy: bool,
+}
+
+impl ExtentWish {
+    /// Any `count` blocks in a row.
+    pub(crate) fn blocks(count: u32) -> Self {
+        Self {
+            near: None,
+            is_exact: false,
+            least: count,
+            most: count,
+            alignment: 1,
+            owner: None,
+            may_be_busy: false,
+        }
+    }
+
+    /// The part of `piece` that the caller wants, if it is large enough.
+    fn of(&self, piece: AgExtent) -> Option<AgExtent> {
+        let alignment = self.alignment.max(1);
+        let end = piece.end();
+        let near = self.near.map_or(piece.start.0, |near| near.0);
+        let fitting = |start: u32| {
+            let start = start.checked_next_multiple_of(alignment)?;
+            let count = end.checked_sub(start)?.min(self.most);
+            (count >= self.least.max(1)).then(|| AgExtent::new(start, count))
+        };
+        if self.is_exact {
+            return fitting(near).filter(|found| found.start.0 == near && near >= piece.start.0);
+        }
+        // Behind the place, or, when the piece ends too early, as near to it as all of it fits.
+        let latest = end.saturating_sub(self.most);
+        let start = near.min(latest / alignment * alignment).max(piece.start.0);
+        fitting(start).or_else(|| fitting(piece.start.0))
+    }
+
+    /// How far an extent is from the place.
+    fn distance(&self, found: AgExtent) -> u32 {
+        self.near.map_or(0, |near| near.0.abs_diff(found.start.0))
+    }
+}
+
+/// What a search has found.
+struct BestExtent<'a> {
+    wish: &'a ExtentWish,
+    busy: &'a [AgExtent],
+    /// The free extent, and the part of it that is taken.
+    found: Option<(AgExtent, AgExtent)>,
+}
+
+impl BestExtent<'_> {
+    /// Looks at a free extent.
+    fn look(&mut self, record: XfsFreeExtent) {
+        let free = AgExtent::new(record.start.get(), record.count.get());
+        for piece in without(free, self.busy) {
+            let Some(part) = self.wish.of(piece) else { continue };
+            let rank = |part: AgExtent| (std::cmp::Reverse(part.count), self.wish.distance(part));
+            if self.found.is_none_or(|(_, best)| rank(part) < rank(best)) {
+                self.found = Some((free, part));
+            }
+        }
+    }
+
+    /// Whether nothing larger is wanted.
+    fn is_enough(&self) -> bool {
+        self.found.is_some_and(|(_, part)| part.count == self.wish.most)
+    }
+}
+
+/// The parts of `free` that are not in `busy`, which is ascending.
+fn without(free: AgExtent, busy: &[AgExtent]) -> Vec<AgExtent> {
+    let (mut parts, mut start) = (Vec::new(), free.start.0);
+    for extent in busy {
+        if extent.end() <= start || extent.start.0 >= free.end() {
+            continue;
+        }
+        if extent.start.0 > start {
+            parts.push(AgExtent::new(start, extent.start.0 - start));
+        }
+        start = extent.end().min(free.end());
+    }
+    if start < free.end() {
+        parts.push(AgExtent::new(start, free.end() - start));
+    }
+    parts
+}
+
+/// Allocates an extent; `None` when the group has none that suits. Locks the AGF.
+pub(crate) fn allocate(
+    t: &mut XfsTransaction<'_>,
+    ag: AgNumber,
+    wish: &ExtentWish,
+) -> Result<Option<AgExtent>> {
+    free_list::prepare(t, ag)?;
+    let mut found = take_free(t, ag, wish)?;
+    if found.is_none() && !t.busy(ag).is_empty() {
+        // What others have freed becomes usable once the log is on the device.
+        t.engine().log().force_all()?;
+        found = take_free(t, ag, wish)?;
+    }
+    let Some(extent) = found else { return Ok(None) };
+    if let Some(owner) = &wish.owner {
+        reverse::map(t, ag, &owner.over(extent))?;
+    }
+    t.count(CountChanges { free_blocks: -i64::from(extent.count), ..CountChanges::default() });
+    Ok(Some(extent))
+}
+
+/// Takes an extent out of the trees of free space. The free list has to be prepared.
+pub(super) fn take_free(
+    t: &mut XfsTransaction<'_>,
+    ag: AgNumber,
+    wish: &ExtentWish,
+) -> Result<Option<AgExtent>> {
+    let busy = if wish.may_be_busy { Vec::new() } else { t.busy(ag) };
+    let Some((free, part)) = find(t, ag, wish, &busy)? else { return Ok(None) };
+    let left = AgExtent::new(free.start.0, part.start.0 - free.start.0);
+    let right = AgExtent::new(part.end(), free.end() - part.end());
+    let rests: Vec<_> = [left, right].into_iter().filter(|rest| rest.count > 0).collect();
+    tree::edit(t, ag, XfsTree::FreeBySize, |tree| {
+        tree::must_find::<XfsFreeExtent>(tree, size_key(free))?;
+        tree.remove()?;
+        rests.iter().try_for_each(|rest| tree.insert(&record(*rest)))
+    })?;
+    tree::edit(t, ag, XfsTree::FreeByBlock, |tree| {
+        tree::must_find::<XfsFreeExtent>(tree, free_key(free))?;
+        let Some((first, more)) = rests.split_first() else { return tree.remove() };
+        tree.replace(&record(*first))?;
+        more.iter().try_for_each(|rest| tree.insert(&record(*rest)))
+    })?;
+    change_free_blocks(t, ag, -i64::from(part.count))?;
+    Ok(Some(part))
+}
+
+/// The record of a free extent.
+pub(super) fn record(extent: AgExtent) -> XfsFreeExtent {
+    XfsFreeExtent { start: extent.start.0.into(), count: extent.count.into() }
+}
+
+/// The free extent to take from, and the part of it to take.
+fn find(
+    t: &mut XfsTransaction<'_>,
+    ag: AgNumber,
+    wish: &ExtentWish,
+    busy: &[AgExtent],
+) -> Result<Option<(AgExtent, AgExtent)>> {
+    let mut best = BestExtent { wish, busy, found: None };
+    if let Some(near) = wish.near {
+        tree::edit(t, ag, XfsTree::FreeByBlock, |tree| look_near(tree, near, &mut best))?;
+        if wish.is_exact || best.is_enough() {
+            return Ok(best.found);
+        }
+    }
+    tree::edit(t, ag, XfsTree::FreeBySize, |tree| {
+        let key = XfsSearchKey([wish.most.into(), 0, 0]);
+        let mut larger = tree.at_least::<XfsFreeExtent>(key)?;
+        while let Some(free) = larger {
+            best.look(free);
+            if best.is_enough() {
+                return Ok(());
+            }
+            larger = tree.next()?;
+        }
+        let mut smaller = tree.at_most::<XfsFreeExtent>(key)?;
+        while let Some(free) = smaller {
+            let is_large_enough = |(_, part): (AgExtent, AgExtent)| part.count >= free.count.get();
+            if free.count.get() < wish.least || best.found.is_some_and(is_large_enough) {
+                break;
+            }
+            best.look(free);
+            smaller = tree.previous()?;
+        }
+        Ok(())
+    })?;
+    Ok(best.found)
+}
+
+/// Looks at the free extents around a place.
+fn look_near(tree: &mut XfsTreeEdit<'_>, near: AgBlock, best: &mut BestExtent<'_>) -> Result<()> {
+    let key = XfsSearchKey([near.0.into(), u64::MAX, 0]);
+    let mut left = tree.at_most::<XfsFreeExtent>(key)?;
+    for _ in 0..NEAR_EXTENTS {
+        let Some(free) = left else { break };
+        best.look(free);
+        if best.wish.is_exact || best.is_enough() {
+            break;
+        }
+        left = tree.previous()?;
+    }
+    if best.wish.is_exact {
+        return Ok(());
+    }
+    let mut right = tree.at_least::<XfsFreeExtent>(key)?;
+    for _ in 0..NEAR_EXTENTS {
+        let Some(free) = right else { break };
+        let is_farther = |(_, part): (AgExtent, AgExtent)| {
+            best.wish.distance(part) <= free.start.get().saturating_sub(near.0)
+        };
+        if best.is_enough() && best.found.is_some_and(is_farther) {
+            break;
+        }
+        best.look(free);
+        right = tree.next()?;
+    }
+    Ok(())
+}

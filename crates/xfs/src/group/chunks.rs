@@ -1,0 +1,242 @@
+//! Chunks of inodes: made when a group has no free inode, and freed when all of theirs are.
+
+use offshoot_vfs::{Error, Result, Structure};
+use offshoot_xfs_format::btree::{XfsSearchKey, XfsTree};
+use offshoot_xfs_format::geometry::XfsLayout;
+use offshoot_xfs_format::inode::XfsInodeCore;
+use offshoot_xfs_format::log::items::XfsIcreateItem;
+use offshoot_xfs_format::record::{CHUNK_INODES, XfsInodeChunk, XfsOwner};
+use offshoot_xfs_format::{AgBlock, AgIno, AgNumber, Ino};
+
+use super::allocate::{ExtentWish, allocate};
+use super::free::{FreedFrom, free_extent};
+use super::headers::{add, agi, change_agi};
+use super::reverse::ReverseOwner;
+use super::tree;
+use crate::buffer::DiskRun;
+use crate::trans::{AgExtent, CountChanges, XfsTransaction};
+
+/// The inodes that one bit of a hole mask stands for.
+const INODES_PER_HOLE_BIT: u32 = 4;
+
+/// Makes a chunk of inodes in a group, of which some are not there if free space has no whole one.
+/// Returns false when the group has no room for a cluster either. Locks the AGI and the AGF.
+pub(crate) fn make_chunk(
+    t: &mut XfsTransaction<'_>,
+    ag: AgNumber,
+    generation: u32,
+) -> Result<bool> {
+    let header = agi(t, ag)?;
+    let geometry = t.geometry();
+    let per_block = geometry.inodes_per_block_log();
+    let blocks = (CHUNK_INODES >> per_block).max(1);
+    let fields = t.engine().superblock();
+    let (alignment, part) = (fields.inoalignmt.get(), fields.spino_align.get());
+    let near = AgIno(header.newino.get());
+    let near = (near != AgIno::NULL).then(|| AgBlock(near.0 >> per_block));
+    let owner = Some(ReverseOwner::special(XfsOwner::Inodes));
+    let wish =
+        |count, alignment| ExtentWish { near, alignment, owner, ..ExtentWish::blocks(count) };
+    if let Some(extent) = allocate(t, ag, &wish(blocks, alignment))? {
+        let start = AgIno(extent.start.0 << per_block);
+        return add_chunk(t, ag, extent, start, generation).map(|()| true);
+    }
+    let may_be_sparse = geometry.layout.contains(XfsLayout::SPARSE_INODES) && part > 0;
+    if !may_be_sparse || part >= blocks {
+        return Ok(false);
+    }
+    // The chunk that the part belongs to must lie in the group as a whole.
+    let Some(extent) = allocate(t, ag, &wish(part, part))? else { return Ok(false) };
+    let first = extent.start.0 / blocks * blocks;
+    if !geometry.is_usable_run(ag, AgBlock(first), blocks) {
+        free_extent(t, ag, extent, FreedFrom::Owner(ReverseOwner::special(XfsOwner::Inodes)))?;
+        return Ok(false);
+    }
+    add_chunk(t, ag, extent, AgIno(first << per_block), generation).map(|()| true)
+}
+
+/// Makes the inodes of an extent: all those of the chunk that begins with `start`, or a part.
+fn add_chunk(
+    t: &mut XfsTransaction<'_>,
+    ag: AgNumber,
+    extent: AgExtent,
+    start: AgIno,
+    generation: u32,
+) -> Result<()> {
+    write_inodes(t, ag, extent, generation)?;
+    let geometry = t.geometry();
+    let count = extent.count << geometry.inodes_per_block_log();
+    let first = (extent.start.0 << geometry.inodes_per_block_log()) - start.0;
+    let bits = first / INODES_PER_HOLE_BIT..(first + count).div_ceil(INODES_PER_HOLE_BIT);
+    let holes = bits.fold(u16::MAX, |holes, bit| holes & !(1_u16.checked_shl(bit).unwrap_or(0)));
+    let new = XfsInodeChunk::new(geometry, start, holes, u64::MAX);
+    let key = XfsSearchKey([start.0.into(), 0, 0]);
+    // Another part of the chunk may be there.
+    let old = tree::edit(t, ag, XfsTree::Inodes, |tree| tree.exact::<XfsInodeChunk>(key))?;
+    let chunk = match old {
+        Some(old) => {
+            if old.allocated(geometry) & new.allocated(geometry) != 0 {
+                return Err(contradiction(ag, start, "its inodes lie in free space"));
+            }
+            let holes = old.holes(geometry) & holes;
+            XfsInodeChunk::new(geometry, start, holes, old.free.get())
+        }
+        None => new,
+    };
+    set_chunk(t, ag, &chunk)?;
+    let change = i64::from(count);
+    change_agi(t, ag, |agi| {
+        agi.newino = start.0.into();
+        add(&mut agi.count, change)?;
+        add(&mut agi.freecount, change)
+    })?;
+    t.count(CountChanges { inodes: change, free_inodes: change, ..CountChanges::default() });
+    Ok(())
+}
+
+/// Fills the clusters of an extent with free inodes.
+fn write_inodes(
+    t: &mut XfsTransaction<'_>,
+    ag: AgNumber,
+    extent: AgExtent,
+    generation: u32,
+) -> Result<()> {
+    let (geometry, clusters) = (t.geometry(), t.engine().clusters());
+    let size = geometry.inode_size();
+    let mut all = Vec::new();
+    for run in cluster_runs(t, ag, extent) {
+        let mut bytes = vec![0; run.bytes];
+        let block = geometry.at(run.at).map_or(0, |(_, block)| block.0);
+        let first = block << geometry.inodes_per_block_log();
+        for (inode, place) in (first..).zip(bytes.chunks_exact_mut(size)) {
+            let ino = geometry.ino(ag, AgIno(inode));
+            XfsInodeCore::fresh(geometry, ino, generation).write(place, geometry);
+        }
+        all.push((run, bytes.into_boxed_slice()));
+    }
+    if !extent.count.is_multiple_of(clusters.blocks) {
+        return Err(contradiction(ag, AgIno(extent.start.0), "it is no multiple of a cluster"));
+    }
+    let item = XfsIcreateItem {
+        ag,
+        block: extent.start,
+        count: extent.count << geometry.inodes_per_block_log(),
+        inode_size: 1 << geometry.inode_log,
+        blocks: extent.count,
+        generation,
+    };
+    t.make_inodes(item, all)
+}
+
+/// The clusters of an extent of inodes.
+fn cluster_runs(t: &XfsTransaction<'_>, ag: AgNumber, extent: AgExtent) -> Vec<DiskRun> {
+    let (geometry, clusters) = (t.geometry(), t.engine().clusters());
+    let starts = (extent.start.0..extent.end()).step_by(clusters.blocks.max(1) as usize);
+    starts.map(|block| clusters.run(geometry, ag, AgBlock(block))).collect()
+}
+
+/// Stores the record of a chunk in both trees of inodes; that of free inodes has only chunks with
+/// one.
+pub(super) fn set_chunk(
+    t: &mut XfsTransaction<'_>,
+    ag: AgNumber,
+    chunk: &XfsInodeChunk,
+) -> Result<()> {
+    let geometry = t.geometry();
+    let has_free = chunk.free(geometry) != 0;
+    let store = |t: &mut XfsTransaction<'_>, which, is_kept: bool| {
+        tree::edit(t, ag, which, |tree| {
+            let key = XfsSearchKey([chunk.start().0.into(), 0, 0]);
+            match tree.exact::<XfsInodeChunk>(key)? {
+                Some(_) if is_kept => tree.replace(chunk),
+                Some(_) => tree.remove(),
+                None if is_kept => tree.insert(chunk),
+                None => Ok(()),
+            }
+        })
+    };
+    store(t, XfsTree::Inodes, true)?;
+    if geometry.layout.contains(XfsLayout::FREE_INODES) {
+        store(t, XfsTree::FreeInodes, has_free)?;
+    }
+    Ok(())
+}
+
+/// Frees a chunk of which no inode is in use.
+pub(super) fn free_chunk(
+    t: &mut XfsTransaction<'_>,
+    ag: AgNumber,
+    chunk: &XfsInodeChunk,
+) -> Result<()> {
+    let geometry = t.geometry();
+    let key = XfsSearchKey([chunk.start().0.into(), 0, 0]);
+    let trees = [XfsTree::Inodes, XfsTree::FreeInodes];
+    let count = if geometry.layout.contains(XfsLayout::FREE_INODES) { 2 } else { 1 };
+    for which in trees.into_iter().take(count) {
+        tree::edit(t, ag, which, |tree| match tree.exact::<XfsInodeChunk>(key)? {
+            Some(_) => tree.remove(),
+            None => Err(contradiction(ag, chunk.start(), "a tree does not have it")),
+        })?;
+    }
+    let inodes = i64::from(chunk.allocated(geometry).count_ones());
+    change_agi(t, ag, |agi| {
+        add(&mut agi.count, -inodes)?;
+        add(&mut agi.freecount, -inodes)
+    })?;
+    t.count(CountChanges { inodes: -inodes, free_inodes: -inodes, ..CountChanges::default() });
+    for extent in extents(t, chunk) {
+        for run in cluster_runs(t, ag, extent) {
+            t.cancel(run)?;
+        }
+        let owner = ReverseOwner::special(XfsOwner::Inodes);
+        free_extent(t, ag, extent, FreedFrom::Owner(owner))?;
+    }
+    Ok(())
+}
+
+/// The blocks of a chunk that are allocated.
+fn extents(t: &XfsTransaction<'_>, chunk: &XfsInodeChunk) -> Vec<AgExtent> {
+    let geometry = t.geometry();
+    let per_block = geometry.inodes_per_block_log();
+    let allocated = chunk.allocated(geometry);
+    let mut all: Vec<AgExtent> = Vec::new();
+    for index in (0..CHUNK_INODES).filter(|index| allocated & 1 << index != 0) {
+        let block = chunk.start().0.saturating_add(index) >> per_block;
+        match all.last_mut() {
+            Some(last) if last.end() > block => {}
+            Some(last) if last.end() == block => last.count += 1,
+            _ => all.push(AgExtent::new(block, 1)),
+        }
+    }
+    all
+}
+
+/// The chunk that an inode belongs to.
+pub(super) fn chunk_of(
+    t: &mut XfsTransaction<'_>,
+    ag: AgNumber,
+    inode: AgIno,
+) -> Result<XfsInodeChunk> {
+    let key = XfsSearchKey([inode.0.into(), 0, 0]);
+    let chunk = tree::edit(t, ag, XfsTree::Inodes, |tree| tree.at_most::<XfsInodeChunk>(key))?;
+    let has = |chunk: &XfsInodeChunk| {
+        let index = inode.0.checked_sub(chunk.start().0).filter(|index| *index < CHUNK_INODES);
+        index.is_some_and(|index| chunk.allocated(t.geometry()) & 1 << index != 0)
+    };
+    let found = chunk.filter(has);
+    found.ok_or_else(|| contradiction(ag, inode, "no chunk has the inode"))
+}
+
+/// The error about a chunk or an inode that contradicts another structure.
+#[cold]
+pub(super) fn contradiction(ag: AgNumber, inode: AgIno, problem: &str) -> Error {
+    let what = format!("group {ag}, inode {inode}: {problem}");
+    Error::corrupt(Structure::InodeRecord, what)
+}
+
+/// The number of an inode in its group.
+pub(super) fn split(t: &XfsTransaction<'_>, ino: Ino) -> Result<(AgNumber, AgIno)> {
+    t.geometry().split_ino(ino).ok_or_else(|| {
+        Error::corrupt(Structure::InodeCore, format!("inode {ino} is not in the volume"))
+    })
+}

@@ -1,0 +1,192 @@
+//! Taking and freeing inodes, and the lists of unlinked ones.
+
+use offshoot_vfs::Result;
+use offshoot_xfs_format::btree::{XfsSearchKey, XfsTree};
+use offshoot_xfs_format::geometry::XfsLayout;
+use offshoot_xfs_format::group::{Agi, UNLINKED_LISTS};
+use offshoot_xfs_format::inode::{XfsForkFormat, XfsInodeFlags2};
+use offshoot_xfs_format::record::{CHUNK_INODES, XfsInodeChunk};
+use offshoot_xfs_format::{AgIno, AgNumber, Ino};
+
+use super::chunks::{self, contradiction, set_chunk, split};
+use super::headers::{add, agi, change_agi};
+use super::tree;
+use crate::trans::{ChangedFork, CountChanges, ForkName, XfsTransaction};
+
+/// Takes a free inode of a group, best near to `near`; `None` when the group has none: then the
+/// caller makes a chunk. Locks the AGI.
+pub(crate) fn take_inode(
+    t: &mut XfsTransaction<'_>,
+    ag: AgNumber,
+    near: AgIno,
+) -> Result<Option<Ino>> {
+    if agi(t, ag)?.freecount.get() == 0 {
+        return Ok(None);
+    }
+    let geometry = t.geometry();
+    let has_free = |chunk: &XfsInodeChunk| chunk.free(geometry) != 0;
+    let which = if geometry.layout.contains(XfsLayout::FREE_INODES) {
+        XfsTree::FreeInodes
+    } else {
+        XfsTree::Inodes
+    };
+    let chunk = tree::edit(t, ag, which, |tree| {
+        let key = XfsSearchKey([near.0.into(), 0, 0]);
+        let mut next = tree.at_most::<XfsInodeChunk>(key)?;
+        while next.as_ref().is_some_and(|chunk| !has_free(chunk)) {
+            next = tree.previous()?;
+        }
+        if next.is_none() {
+            next = tree.at_least::<XfsInodeChunk>(key)?;
+            while next.as_ref().is_some_and(|chunk| !has_free(chunk)) {
+                next = tree.next()?;
+            }
+        }
+        Ok(next)
+    })?;
+    let Some(chunk) = chunk else {
+        return Err(contradiction(ag, near, "the AGI counts a free inode, and no chunk has one"));
+    };
+    let index = chunk.free(geometry).trailing_zeros();
+    let inode = AgIno(chunk.start().0.saturating_add(index));
+    change_free(t, ag, inode, &chunk, chunk.free.get() & !(1 << index), -1)?;
+    Ok(Some(geometry.ino(ag, inode)))
+}
+
+/// Stores the mask of free inodes of a chunk, and counts the one that was taken or freed.
+fn change_free(
+    t: &mut XfsTransaction<'_>,
+    ag: AgNumber,
+    inode: AgIno,
+    chunk: &XfsInodeChunk,
+    free: u64,
+    change: i64,
+) -> Result<()> {
+    let geometry = t.geometry();
+    if !geometry.has_inode(ag, inode) {
+        return Err(contradiction(ag, inode, "it is not in the group"));
+    }
+    let chunk = XfsInodeChunk::new(geometry, chunk.start(), chunk.holes(geometry), free);
+    set_chunk(t, ag, &chunk)?;
+    change_agi(t, ag, |agi| add(&mut agi.freecount, change))?;
+    t.count(CountChanges { free_inodes: change, ..CountChanges::default() });
+    Ok(())
+}
+
+/// Frees an inode whose forks are empty, and its chunk if no other inode of it is in use. The
+/// inode is in no list of unlinked ones any more. Locks the inode, the AGI, and the AGF.
+pub(crate) fn free_inode(t: &mut XfsTransaction<'_>, ino: Ino) -> Result<()> {
+    let (ag, inode) = split(t, ino)?;
+    reset_core(t, ino)?;
+    let chunk = chunks::chunk_of(t, ag, inode)?;
+    let bit = 1 << ((inode.0 - chunk.start().0) % CHUNK_INODES);
+    if chunk.free.get() & bit != 0 {
+        return Err(contradiction(ag, inode, "it is freed, and is free"));
+    }
+    let free = chunk.free.get() | bit;
+    change_free(t, ag, inode, &chunk, free, 1)?;
+    // A block with more inodes than a chunk has belongs to several.
+    let is_whole_block =
+        t.geometry().inodes_per_block_log() <= CHUNK_INODES.ilog2().try_into().unwrap_or(0);
+    if free == u64::MAX && is_whole_block {
+        let geometry = t.geometry();
+        let chunk = XfsInodeChunk::new(geometry, chunk.start(), chunk.holes(geometry), free);
+        chunks::free_chunk(t, ag, &chunk)?;
+    }
+    Ok(())
+}
+
+/// Makes an inode one that no file has. Nothing of the old file may come back with the next one.
+fn reset_core(t: &mut XfsTransaction<'_>, ino: Ino) -> Result<()> {
+    let inode = t.inode(ino)?;
+    let core = inode.core();
+    if core.is_free() {
+        return Err(inode.damaged("it is freed, and is free"));
+    }
+    if core.nblocks.get() != 0 {
+        return Err(inode.damaged(format!("it is freed with {} blocks", core.nblocks)));
+    }
+    let kept = XfsInodeFlags2::BIGTIME | XfsInodeFlags2::NREXT64;
+    let flags2 = core.flags2() & kept;
+    inode.drop_attribute_fork();
+    inode.set_fork(ForkName::Data, ChangedFork::Extents(Vec::new()));
+    let core = inode.core_mut();
+    core.format = XfsForkFormat::Extents as u8;
+    core.mode = 0.into();
+    core.nlink = 0.into();
+    core.size = 0.into();
+    core.flags = 0.into();
+    core.flags2 = flags2.bits().into();
+    core.extsize = 0.into();
+    core.cowextsize = 0.into();
+    core.generation = core.generation.get().wrapping_add(1).into();
+    Ok(())
+}
+
+/// The first inode of a list of unlinked ones. Locks the AGI.
+pub(crate) fn first_unlinked(
+    t: &mut XfsTransaction<'_>,
+    ag: AgNumber,
+    list: usize,
+) -> Result<Option<AgIno>> {
+    let first = agi(t, ag)?.unlinked.get(list).map_or(AgIno::NULL, |first| AgIno(first.get()));
+    Ok((first != AgIno::NULL).then_some(first))
+}
+
+/// Makes an inode without names the first of its list. Locks the AGI.
+pub(crate) fn enter_unlinked(t: &mut XfsTransaction<'_>, ino: Ino) -> Result<()> {
+    let (ag, inode) = split(t, ino)?;
+    let list = Agi::unlinked_list(inode);
+    let first = first_unlinked(t, ag, list)?.unwrap_or(AgIno::NULL);
+    if first == inode {
+        return Err(contradiction(ag, inode, "it is in its list of unlinked inodes already"));
+    }
+    // The chain is in the cluster alone, and most inodes have none.
+    if first != AgIno::NULL {
+        t.set_next_unlinked(ino, first)?;
+    }
+    set_first(t, ag, list, inode)
+}
+
+/// Takes an inode out of its list. Locks the AGI.
+pub(crate) fn leave_unlinked(t: &mut XfsTransaction<'_>, ino: Ino) -> Result<()> {
+    let (ag, inode) = split(t, ino)?;
+    let list = Agi::unlinked_list(inode);
+    // The AGI before the cluster, which another transaction with the AGI may want.
+    let mut at = first_unlinked(t, ag, list)?;
+    let next = t.next_unlinked(ino)?;
+    if let Some(next) = next.filter(|next| !t.geometry().has_inode(ag, *next)) {
+        return Err(contradiction(ag, inode, &format!("next unlinked inode {next}")));
+    }
+    if next.is_some() {
+        t.set_next_unlinked(ino, AgIno::NULL)?;
+    }
+    let behind = next.unwrap_or(AgIno::NULL);
+    if at == Some(inode) {
+        return set_first(t, ag, list, behind);
+    }
+    // The list is no longer than the group has inodes, or it has a loop.
+    let most = agi(t, ag)?.count.get();
+    for _ in 0..most {
+        let Some(before) = at.filter(|before| t.geometry().has_inode(ag, *before)) else { break };
+        let before_ino = t.geometry().ino(ag, before);
+        at = t.next_unlinked(before_ino)?;
+        if at == Some(inode) {
+            t.set_next_unlinked(before_ino, behind)?;
+            return Ok(());
+        }
+    }
+    Err(contradiction(ag, inode, "its list of unlinked inodes does not have it"))
+}
+
+/// Empties a list of unlinked inodes that cannot be walked: its inodes are lost until a repair.
+pub(crate) fn clear_unlinked(t: &mut XfsTransaction<'_>, ag: AgNumber, list: usize) -> Result<()> {
+    set_first(t, ag, list.min(UNLINKED_LISTS - 1), AgIno::NULL)
+}
+
+fn set_first(t: &mut XfsTransaction<'_>, ag: AgNumber, list: usize, first: AgIno) -> Result<()> {
+    change_agi(t, ag, |agi| {
+        *agi.unlinked.get_mut(list)? = first.0.into();
+        Some(())
+    })
+}

@@ -1,0 +1,228 @@
+//! Transactions: changes of metadata that happen as a whole or not at all.
+//!
+//! ```text
+//! begin    reserves log space for the kind of the transaction, and blocks
+//! read     locks a buffer or an inode; others that want it wait until the commit
+//! change   the transaction gets bytes of its own, and notes which chunks differ
+//! commit   items -> log; the bytes are published: readers find them from here on
+//! home     later, the log has them written to their place, never before it has them itself
+//! ```
+//!
+//! Readers take no lock: they see what the last commit has published, and never a part of a
+//! transaction. Dropping a transaction undoes it.
+//!
+//! Locks are taken in this order: inodes ascending by number, AGI, clusters of inodes, AGF ascending
+//! by group, blocks of trees from the root.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `transaction`, `inode` | one transaction, and the inodes that it changes |
+//! | `buffer_item`, `inode_item`, `made` | what the log carries, and how it goes home |
+//! | `shared`, `locks` | the tables of these, and the locks by place and by number |
+//! | `busy`, `counters` | freed extents that no file may get yet; the counters of the superblock |
+//! | `reservation`, `log_sizes`, `levels` | how much log space each kind takes |
+
+mod buffer_item;
+mod busy;
+mod chunks;
+mod counters;
+mod inode;
+mod inode_item;
+mod levels;
+mod locks;
+mod log_sizes;
+mod made;
+mod reservation;
+mod shared;
+mod transaction;
+
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+use offshoot_kit::counter::WriteStop;
+use offshoot_vfs::{Error, Result, Structure};
+use offshoot_xfs_format::inode::XfsInodeCore;
+use offshoot_xfs_format::superblock::{XfsSuperblock, XfsSuperblockFields};
+use offshoot_xfs_format::{BasicBlock, Ino, XfsGeometry};
+use zerocopy::IntoBytes;
+
+pub(crate) use busy::AgExtent;
+use busy::BusyExtents;
+pub(crate) use counters::{CountChanges, VolumeCounters, VolumeCounts};
+pub(crate) use inode::{ChangedFork, ForkName, XfsChangedInode};
+use inode_item::InodePlace;
+pub(crate) use levels::MostTreeLevels;
+pub(crate) use log_sizes::{HASH_BLOCKS, ReservationSizes};
+pub(crate) use reservation::{LogReservations, QUOTAS, XfsLogReservation, XfsTransactionKind};
+pub(crate) use shared::InodeClusters;
+use shared::TransactionShared;
+pub(crate) use transaction::XfsTransaction;
+
+use crate::buffer::{BufferRole, DiskRun, XfsBuffers};
+use crate::log::XfsLog;
+
+/// Everything that transactions of a volume need.
+#[derive(Debug)]
+pub(crate) struct XfsTransactions {
+    shared: Arc<TransactionShared>,
+    log: XfsLog,
+    reservations: LogReservations,
+    most_levels: MostTreeLevels,
+    counters: VolumeCounters,
+    busy: BusyExtents,
+    /// The fields of the superblock, which change only when it is written.
+    superblock: XfsSuperblockFields,
+}
+
+impl XfsTransactions {
+    /// Transactions on the volume in `buffers`, whose log is `log`. `counts` are the sums of the
+    /// counters of its groups.
+    pub(crate) fn new(
+        buffers: Arc<XfsBuffers>,
+        log: XfsLog,
+        superblock: &XfsSuperblock,
+        counts: VolumeCounts,
+        stop: &Arc<WriteStop>,
+    ) -> Self {
+        Self {
+            shared: TransactionShared::new(buffers, InodeClusters::of(superblock)),
+            log,
+            reservations: LogReservations::of(&superblock.geometry),
+            most_levels: MostTreeLevels::of(&superblock.geometry),
+            counters: VolumeCounters::new(counts, stop),
+            busy: BusyExtents::default(),
+            superblock: superblock.fields,
+        }
+    }
+
+    pub(crate) fn geometry(&self) -> &XfsGeometry {
+        self.shared.buffers.geometry()
+    }
+
+    /// The fields of the superblock; its counters are in [`Self::counters`].
+    pub(crate) fn superblock(&self) -> &XfsSuperblockFields {
+        &self.superblock
+    }
+
+    /// The most levels that each tree can get.
+    pub(crate) fn most_levels(&self) -> &MostTreeLevels {
+        &self.most_levels
+    }
+
+    pub(crate) fn buffers(&self) -> &Arc<XfsBuffers> {
+        &self.shared.buffers
+    }
+
+    pub(crate) fn clusters(&self) -> InodeClusters {
+        self.shared.clusters
+    }
+
+    pub(crate) fn log(&self) -> &XfsLog {
+        &self.log
+    }
+
+    pub(crate) fn counters(&self) -> &VolumeCounters {
+        &self.counters
+    }
+
+    /// Begins a transaction that may take up to `blocks` free blocks. It waits for log space, so
+    /// the caller holds no lock that a transaction may want.
+    ///
+    /// # Errors
+    /// `ENOSPC` when too few blocks are free that files may have.
+    pub(crate) fn begin(
+        &self,
+        kind: XfsTransactionKind,
+        blocks: u64,
+    ) -> Result<XfsTransaction<'_>> {
+        self.begin_as(kind, blocks, false)
+    }
+
+    /// The same for one that ends with more free space than it began with: it may take blocks that
+    /// are held back from files.
+    pub(crate) fn begin_freeing(
+        &self,
+        kind: XfsTransactionKind,
+        blocks: u64,
+    ) -> Result<XfsTransaction<'_>> {
+        self.begin_as(kind, blocks, true)
+    }
+
+    fn begin_as(
+        &self,
+        kind: XfsTransactionKind,
+        blocks: u64,
+        may_take_all: bool,
+    ) -> Result<XfsTransaction<'_>> {
+        let XfsLogReservation { bytes, count } = self.reservations.get(kind);
+        let ticket = self.log.reserve(bytes, u32::try_from(count).unwrap_or(1))?;
+        self.counters.promise(blocks, may_take_all)?;
+        Ok(XfsTransaction::new(self, ticket, blocks))
+    }
+
+    /// Where an inode lies.
+    fn inode_place(&self, ino: Ino) -> Result<InodePlace> {
+        let geometry = self.geometry();
+        let (Some((ag, block, _)), Some(at)) = (geometry.locate(ino), geometry.inode_offset(ino))
+        else {
+            let problem = format!("inode {ino} is not in the volume");
+            return Err(Error::corrupt(Structure::InodeCore, problem));
+        };
+        let cluster = self.shared.clusters.run(geometry, ag, block);
+        let offset = usize::try_from(at - cluster.at.bytes()).unwrap_or(usize::MAX);
+        Ok(InodePlace { ino, cluster, offset })
+    }
+
+    /// The inode as the last commit left it. The caller has its lock.
+    fn load_inode(&self, ino: Ino) -> Result<XfsChangedInode> {
+        let place = self.inode_place(ino)?;
+        if let Some(bytes) = self.shared.logged_inode(ino).and_then(|item| item.bytes()) {
+            return XfsChangedInode::load(place, &bytes, self.geometry());
+        }
+        let cluster = self.shared.buffers.read(&[place.cluster], BufferRole::InodeCluster)?;
+        let bytes = cluster.bytes().get(place.offset..);
+        let bytes = bytes.and_then(|rest| rest.get(..self.geometry().inode_size()));
+        XfsChangedInode::load(place, bytes.unwrap_or_default(), self.geometry())
+    }
+
+    /// The committed core of an inode, which readers may not see in its cluster yet.
+    pub(crate) fn committed_core(&self, ino: Ino) -> Option<XfsInodeCore> {
+        let bytes = self.shared.logged_inode(ino)?.bytes()?;
+        XfsInodeCore::view(&bytes).ok().copied()
+    }
+
+    /// Writes the counters to the superblock. Nothing may change them meanwhile.
+    pub(crate) fn write_counters(&self) -> Result<()> {
+        let counts = self.counters.counts();
+        let fields = XfsSuperblockFields {
+            icount: counts.inodes.into(),
+            ifree: counts.free_inodes.into(),
+            fdblocks: counts.free_blocks.into(),
+            log_incompat: 0.into(),
+            ..self.superblock
+        };
+        let mut transaction = self.begin(XfsTransactionKind::Superblock, 0)?;
+        let run = DiskRun { at: BasicBlock(0), bytes: self.geometry().sector_size() };
+        transaction.read(run, BufferRole::Superblock)?;
+        transaction
+            .change(run.at, 0..size_of::<XfsSuperblockFields>())?
+            .copy_from_slice(fields.as_bytes());
+        let sequence = transaction.commit()?;
+        sequence.map_or(Ok(()), |sequence| self.log.force(sequence))
+    }
+
+    /// Ends all writing: the counters go to the superblock, everything is written home, and the log
+    /// is empty.
+    pub(crate) fn unmount(self) -> Result<()> {
+        self.write_counters()?;
+        self.log.unmount()
+    }
+}
+
+/// The error about a transaction that does what it must not.
+#[cold]
+fn misused(problem: impl Into<String>) -> Error {
+    Error::corrupt(Structure::BtreeBlock, problem.into())
+}

@@ -1,0 +1,248 @@
+//! A buffer that the log carries: its committed bytes, and what of them has changed since they were
+//! last in their place.
+
+use std::sync::Arc;
+
+use offshoot_kit::sync::Mutex;
+use offshoot_vfs::Result;
+use offshoot_xfs_format::da::DaKind;
+use offshoot_xfs_format::log::XfsLogVector;
+use offshoot_xfs_format::log::items::{XfsBufferFlags, XfsBufferType, buffer_size, encode_buffer};
+use offshoot_xfs_format::{Lsn, XfsGeometry};
+
+use super::chunks::DirtyChunks;
+use super::shared::TransactionShared;
+use crate::buffer::{BufferRole, DiskRun, XfsBuffer};
+use crate::log::{HomeOutcome, HomeWrites, LoggedItem, LoggedKind, LoggedSize, LoggedState};
+
+/// A buffer that the log carries. There is at most one for a place.
+#[derive(Debug)]
+pub(super) struct LoggedBuffer {
+    pub(super) run: DiskRun,
+    shared: Arc<TransactionShared>,
+    log: LoggedState,
+    state: Mutex<BufferState>,
+}
+
+#[derive(Debug)]
+pub(super) struct BufferState {
+    /// The committed bytes; none of a buffer that was never committed, or whose blocks were freed.
+    buffer: Option<Arc<XfsBuffer>>,
+    /// What of them has changed since they were last home.
+    dirty: DirtyChunks,
+    /// Whether the blocks were freed, and the log is to say so.
+    is_cancelled: bool,
+    /// The contexts of the log that hold the buffer. None of its bytes goes home before each of
+    /// these is on the device.
+    pins: u32,
+    /// The commits that have changed the buffer, and have not pinned it yet.
+    committing: u32,
+    /// The start of the newest durable checkpoint that has the buffer.
+    lsn: Lsn,
+    /// The bytes that are on their way home.
+    writing: Option<Arc<XfsBuffer>>,
+}
+
+/// What a commit makes of a buffer.
+pub(super) enum BufferChange {
+    /// New bytes, of which these chunks have changed.
+    Bytes(Arc<XfsBuffer>, DirtyChunks),
+    /// Its blocks are freed.
+    Cancelled,
+}
+
+impl BufferState {
+    /// Whether the log has changes that are not durable, or is about to get some.
+    pub(super) fn is_pinned(&self) -> bool {
+        self.pins > 0 || self.committing > 0
+    }
+
+    /// Takes other bytes, which differ from the ones before in nothing that the log has to carry.
+    pub(super) fn exchange(&mut self, buffer: Arc<XfsBuffer>) {
+        if self.buffer.is_some() {
+            self.buffer = Some(buffer.clone());
+            self.writing = Some(buffer);
+        }
+    }
+}
+
+impl LoggedBuffer {
+    pub(super) fn new(run: DiskRun, shared: &Arc<TransactionShared>) -> Self {
+        let state = BufferState {
+            buffer: None,
+            dirty: DirtyChunks::new(run.bytes),
+            is_cancelled: false,
+            pins: 0,
+            committing: 0,
+            lsn: Lsn(0),
+            writing: None,
+        };
+        let (shared, log) = (shared.clone(), LoggedState::default());
+        Self { run, shared, log, state: Mutex::new(state) }
+    }
+
+    pub(super) fn lock(&self) -> offshoot_kit::sync::MutexGuard<'_, BufferState> {
+        self.state.lock()
+    }
+
+    /// Takes what a transaction has changed. The buffer is not written home before
+    /// [`Self::committed`] was called as often.
+    pub(super) fn commit(&self, change: BufferChange) {
+        let mut state = self.state.lock();
+        state.committing += 1;
+        match change {
+            BufferChange::Bytes(buffer, dirty) => {
+                state.dirty.merge(&dirty);
+                state.buffer = Some(buffer);
+                state.is_cancelled = false;
+            }
+            BufferChange::Cancelled => {
+                state.dirty.clear();
+                state.buffer = None;
+                state.is_cancelled = true;
+            }
+        }
+    }
+
+    /// Says that the log has the commit.
+    pub(super) fn committed(&self) {
+        let mut state = self.state.lock();
+        state.committing = state.committing.saturating_sub(1);
+    }
+
+    /// Whether the log does not say durably yet that the blocks were freed.
+    pub(super) fn is_cancelled(&self) -> bool {
+        self.state.lock().is_cancelled
+    }
+
+    /// Whether nothing of it has to be written or logged.
+    pub(super) fn is_home(&self) -> bool {
+        let state = self.state.lock();
+        !state.is_pinned() && state.dirty.is_empty() && !state.is_cancelled
+    }
+
+    fn geometry(&self) -> &XfsGeometry {
+        self.shared.buffers.geometry()
+    }
+}
+
+/// The bytes of a cancelled buffer, of which only their number counts. The largest buffers are
+/// directory blocks and clusters of inodes of 64 KiB.
+static NO_BYTES: [u8; 64 << 10] = [0; 64 << 10];
+
+impl LoggedItem for LoggedBuffer {
+    fn state(&self) -> &LoggedState {
+        &self.log
+    }
+
+    fn kind(&self) -> LoggedKind {
+        if self.is_cancelled() { LoggedKind::Cancelled } else { LoggedKind::Home }
+    }
+
+    fn size(&self) -> LoggedSize {
+        let state = self.state.lock();
+        let (bytes, regions) = match &state.buffer {
+            Some(buffer) => buffer_size(buffer.bytes(), state.dirty.words()),
+            None => buffer_size(&[], &[]),
+        };
+        LoggedSize { bytes, regions }
+    }
+
+    fn format(&self, to: &mut XfsLogVector) {
+        let state = self.state.lock();
+        if let Some(buffer) = &state.buffer {
+            let flags = flags_of(buffer, self.geometry());
+            encode_buffer(flags, self.run.at, buffer.bytes(), state.dirty.words(), to);
+        } else {
+            let bytes = NO_BYTES.get(..self.run.bytes).unwrap_or(&NO_BYTES);
+            encode_buffer(XfsBufferFlags::CANCEL, self.run.at, bytes, &[], to);
+        }
+    }
+
+    fn pin(&self) {
+        self.state.lock().pins += 1;
+    }
+
+    fn unpin(&self, lsn: Option<Lsn>) {
+        let is_freed = {
+            let mut state = self.state.lock();
+            state.pins = state.pins.saturating_sub(1);
+            state.lsn = lsn.unwrap_or(state.lsn);
+            let is_freed = state.is_cancelled && !state.is_pinned();
+            state.is_cancelled &= !is_freed;
+            is_freed
+        };
+        if is_freed {
+            self.shared.drop_clean_buffer(self.run.at);
+        }
+    }
+
+    fn write_home(self: Arc<Self>, home: &mut HomeWrites) -> Result<HomeOutcome> {
+        if self.is_inode_cluster() {
+            return self.shared.write_cluster(self.run, home);
+        }
+        let mut state = self.state.lock();
+        if state.is_pinned() {
+            return Ok(HomeOutcome::Pinned);
+        }
+        let bytes = match state.buffer.clone() {
+            Some(buffer) => {
+                let sealed = buffer.sealed(&self.shared.buffers, state.lsn)?;
+                state.writing = Some(buffer);
+                sealed.into_bytes()
+            }
+            None => Vec::new(),
+        };
+        // No commit takes it before its place among the active items is noted.
+        let item: Arc<dyn LoggedItem> = self.clone();
+        home.add(self.run.at, bytes, &[item]);
+        Ok(HomeOutcome::Queued)
+    }
+
+    fn written(&self, _is_clean: bool) {
+        let mut state = self.state.lock();
+        if let Some(written) = state.writing.take() {
+            self.shared.buffers.settle(&written);
+            if state.buffer.as_ref().is_some_and(|newest| Arc::ptr_eq(newest, &written)) {
+                state.dirty.clear();
+            }
+        }
+        drop(state);
+        self.shared.drop_clean_buffer(self.run.at);
+    }
+}
+
+impl LoggedBuffer {
+    fn is_inode_cluster(&self) -> bool {
+        let state = self.state.lock();
+        state.buffer.as_ref().is_some_and(|buffer| buffer.role() == BufferRole::InodeCluster)
+    }
+}
+
+/// What the log says that a buffer is.
+fn flags_of(buffer: &XfsBuffer, geometry: &XfsGeometry) -> XfsBufferFlags {
+    use XfsBufferType as Type;
+    let block_type = match buffer.role() {
+        BufferRole::Superblock => Type::Superblock,
+        BufferRole::FreeSpace(_) => Type::Agf,
+        BufferRole::Inodes(_) => Type::Agi,
+        BufferRole::FreeList(_) => Type::Agfl,
+        BufferRole::TreeBlock(..) => Type::Btree,
+        BufferRole::InodeCluster => {
+            return XfsBufferFlags::of(Type::Inodes) | XfsBufferFlags::INODES;
+        }
+        BufferRole::Directory(..) => match DaKind::of_directory(geometry, buffer.bytes()) {
+            Some(DaKind::DirBlock) => Type::DirectoryBlock,
+            Some(DaKind::DirData) => Type::DirectoryData,
+            Some(DaKind::DirFree) => Type::DirectoryFree,
+            Some(DaKind::DirLeaf) => Type::DirectoryLeaf,
+            Some(DaKind::DirNodeLeaf) => Type::DirectoryLeafOfNode,
+            _ => Type::Node,
+        },
+        BufferRole::Attributes(..) => match DaKind::of_attributes(geometry, buffer.bytes()) {
+            Some(DaKind::AttrLeaf) => Type::AttributeLeaf,
+            _ => Type::Node,
+        },
+    };
+    XfsBufferFlags::of(block_type)
+}

@@ -1,0 +1,49 @@
+//! Which parts of a buffer have changed, in chunks of 128 bytes.
+
+use std::ops::Range;
+
+use offshoot_xfs_format::log::items::CHUNK;
+use zerocopy::little_endian as le;
+
+/// The chunks of a word of the map.
+const WORD_CHUNKS: usize = 32;
+
+/// One bit for each chunk of a buffer, as an item of the log has them: one word up to 4 KiB.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct DirtyChunks(Vec<le::U32>);
+
+impl DirtyChunks {
+    /// The map of a buffer of `len` bytes, without a chunk.
+    pub(super) fn new(len: usize) -> Self {
+        Self(vec![le::U32::ZERO; len.div_ceil(CHUNK * WORD_CHUNKS)])
+    }
+
+    /// Adds the chunks with these bytes. What lies behind the buffer is left out.
+    pub(super) fn add(&mut self, bytes: Range<usize>) {
+        for chunk in bytes.start / CHUNK..bytes.end.div_ceil(CHUNK) {
+            if let Some(word) = self.0.get_mut(chunk / WORD_CHUNKS) {
+                *word = le::U32::new(word.get() | 1 << (chunk % WORD_CHUNKS));
+            }
+        }
+    }
+
+    /// Adds the chunks of another map of the buffer.
+    pub(super) fn merge(&mut self, other: &Self) {
+        for (word, more) in self.0.iter_mut().zip(&other.0) {
+            *word = le::U32::new(word.get() | more.get());
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.iter().all(|word| word.get() == 0)
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.0.fill(le::U32::ZERO);
+    }
+
+    /// The words of the map.
+    pub(super) fn words(&self) -> &[le::U32] {
+        &self.0
+    }
+}

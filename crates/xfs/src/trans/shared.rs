@@ -1,0 +1,227 @@
+//! What all transactions of a volume share: the locks, and the tables of what the log carries.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use offshoot_kit::sync::Mutex;
+use offshoot_vfs::Result;
+use offshoot_xfs_format::inode::XfsInode;
+use offshoot_xfs_format::superblock::XfsSuperblock;
+use offshoot_xfs_format::{AgBlock, AgIno, AgNumber, BasicBlock, Ino, XfsGeometry};
+
+use super::buffer_item::{BufferChange, LoggedBuffer};
+use super::inode_item::{InodeChange, InodePlace, XfsLoggedInode};
+use super::locks::KeyLocks;
+use super::made::MadeCluster;
+use crate::buffer::{BufferRole, DiskRun, XfsBuffer, XfsBuffers, malformed};
+use crate::log::{HomeOutcome, HomeWrites, LoggedItem};
+
+/// The bytes of a cluster of inodes of 256 bytes; others have larger ones.
+const CLUSTER_BYTES: u32 = 8 << 10;
+
+/// Inodes are read, written and cancelled in clusters of these blocks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct InodeClusters {
+    pub(crate) blocks: u32,
+}
+
+impl InodeClusters {
+    /// Those of a volume. The kernel makes clusters larger with the inodes if chunks are aligned to
+    /// them: 16 KiB with inodes of 512 bytes.
+    pub(crate) fn of(superblock: &XfsSuperblock) -> Self {
+        let geometry = &superblock.geometry;
+        let large = CLUSTER_BYTES << geometry.inode_log.saturating_sub(8);
+        let is_aligned = superblock.fields.inoalignmt.get() >= large >> geometry.block_log;
+        let bytes = if is_aligned { large } else { CLUSTER_BYTES };
+        Self { blocks: (bytes >> geometry.block_log).max(1) }
+    }
+
+    /// The cluster that an inode in `block` belongs to.
+    pub(crate) fn run(self, geometry: &XfsGeometry, ag: AgNumber, block: AgBlock) -> DiskRun {
+        let start = AgBlock(block.0 / self.blocks.max(1) * self.blocks);
+        DiskRun {
+            at: geometry.place(ag, start),
+            bytes: (self.blocks as usize) << geometry.block_log,
+        }
+    }
+}
+
+/// What all transactions of a volume share.
+#[derive(Debug)]
+pub(crate) struct TransactionShared {
+    pub(super) buffers: Arc<XfsBuffers>,
+    pub(super) clusters: InodeClusters,
+    pub(super) buffer_locks: KeyLocks<BasicBlock>,
+    pub(super) inode_locks: KeyLocks<Ino>,
+    /// The buffers that are not home.
+    logged_buffers: Mutex<HashMap<BasicBlock, Arc<LoggedBuffer>>>,
+    /// The inodes that are not home.
+    logged_inodes: Mutex<HashMap<Ino, Arc<XfsLoggedInode>>>,
+    /// Clusters that were made and are not home.
+    made_clusters: Mutex<HashMap<BasicBlock, Arc<MadeCluster>>>,
+}
+
+impl TransactionShared {
+    pub(super) fn new(buffers: Arc<XfsBuffers>, clusters: InodeClusters) -> Arc<Self> {
+        Arc::new(Self {
+            buffers,
+            clusters,
+            buffer_locks: KeyLocks::new(),
+            inode_locks: KeyLocks::new(),
+            logged_buffers: Mutex::default(),
+            logged_inodes: Mutex::default(),
+            made_clusters: Mutex::default(),
+        })
+    }
+
+    /// What the log carries of a buffer.
+    pub(super) fn logged_buffer(&self, place: BasicBlock) -> Option<Arc<LoggedBuffer>> {
+        self.logged_buffers.lock().get(&place).cloned()
+    }
+
+    /// The item of a buffer that a commit changes, with the change. The caller has its lock.
+    pub(super) fn commit_buffer(
+        self: &Arc<Self>,
+        run: DiskRun,
+        change: BufferChange,
+    ) -> Arc<LoggedBuffer> {
+        let mut table = self.logged_buffers.lock();
+        let new = || Arc::new(LoggedBuffer::new(run, self));
+        let item = table.entry(run.at).or_insert_with(new).clone();
+        // Under the lock of the table, so that nobody removes it as clean.
+        item.commit(change);
+        item
+    }
+
+    /// Removes a buffer from the table if nothing of it has to be written or logged.
+    pub(super) fn drop_clean_buffer(&self, place: BasicBlock) {
+        let mut table = self.logged_buffers.lock();
+        if table.get(&place).is_some_and(|item| item.is_home()) {
+            table.remove(&place);
+        }
+    }
+
+    /// What the log carries of an inode, unless its chunk was freed.
+    pub(super) fn logged_inode(&self, ino: Ino) -> Option<Arc<XfsLoggedInode>> {
+        self.logged_inodes.lock().get(&ino).filter(|item| !item.lock().is_stale()).cloned()
+    }
+
+    /// The item of an inode that a commit changes, with the change. The caller has its lock.
+    pub(super) fn commit_inode(
+        self: &Arc<Self>,
+        place: InodePlace,
+        change: InodeChange,
+    ) -> Arc<XfsLoggedInode> {
+        let mut table = self.logged_inodes.lock();
+        let new = || Arc::new(XfsLoggedInode::new(place, self));
+        let item = table.entry(place.ino).or_insert_with(new);
+        if item.lock().is_stale() {
+            // The item of the inode that was in this place before stays with the log.
+            *item = new();
+        }
+        item.commit(change);
+        item.clone()
+    }
+
+    /// Removes an inode from the table if nothing of it has to be written or logged.
+    pub(super) fn drop_clean_inode(&self, ino: Ino) {
+        let mut table = self.logged_inodes.lock();
+        if table.get(&ino).is_some_and(|item| item.is_home()) {
+            table.remove(&ino);
+        }
+    }
+
+    /// The item of a cluster of new inodes.
+    pub(super) fn commit_made(self: &Arc<Self>, run: DiskRun) -> Arc<MadeCluster> {
+        let item = Arc::new(MadeCluster::new(run, self));
+        self.made_clusters.lock().insert(run.at, item.clone());
+        item
+    }
+
+    /// Whether the cluster of `item` is still to be written, and was not freed.
+    pub(super) fn is_made(&self, item: &MadeCluster) -> bool {
+        let table = self.made_clusters.lock();
+        table.get(&item.run.at).is_some_and(|found| std::ptr::eq(Arc::as_ptr(found), item))
+    }
+
+    /// Removes a cluster from the table, if `item` is the one there.
+    pub(super) fn drop_made(&self, item: &MadeCluster) {
+        let mut table = self.made_clusters.lock();
+        if table.get(&item.run.at).is_some_and(|found| std::ptr::eq(Arc::as_ptr(found), item)) {
+            table.remove(&item.run.at);
+        }
+    }
+
+    /// Says that nothing in a cluster goes home any more, because its blocks were freed.
+    pub(super) fn free_cluster(&self, run: DiskRun) {
+        for inode in self.inodes_in(run) {
+            inode.lock().make_stale();
+        }
+        self.made_clusters.lock().remove(&run.at);
+    }
+
+    /// Whether it is not durable yet that a cluster was freed.
+    pub(super) fn is_being_freed(&self, run: DiskRun) -> bool {
+        self.logged_buffer(run.at).is_some_and(|item| item.is_cancelled())
+    }
+
+    /// The logged inodes of a cluster, in their order.
+    fn inodes_in(&self, run: DiskRun) -> Vec<Arc<XfsLoggedInode>> {
+        let geometry = self.buffers.geometry();
+        let Some((ag, block)) = geometry.at(run.at) else { return Vec::new() };
+        let first = geometry.ino(ag, AgIno(block.0 << geometry.inodes_per_block_log())).0;
+        let count = (run.bytes >> geometry.inode_log) as u64;
+        let table = self.logged_inodes.lock();
+        (first..first + count).filter_map(|ino| table.get(&Ino(ino)).cloned()).collect()
+    }
+
+    /// Writes a cluster home, with all inodes of it that are logged and not pinned.
+    pub(super) fn write_cluster(&self, run: DiskRun, home: &mut HomeWrites) -> Result<HomeOutcome> {
+        if !self.buffer_locks.try_lock(run.at) {
+            return Ok(HomeOutcome::Busy);
+        }
+        let outcome = self.write_locked_cluster(run, home);
+        self.buffer_locks.unlock(run.at);
+        outcome
+    }
+
+    fn write_locked_cluster(&self, run: DiskRun, home: &mut HomeWrites) -> Result<HomeOutcome> {
+        let geometry = self.buffers.geometry();
+        let chain = self.logged_buffer(run.at);
+        let mut chain_state = chain.as_ref().map(|item| item.lock());
+        if chain_state.as_ref().is_some_and(|state| state.is_pinned()) {
+            return Ok(HomeOutcome::Pinned);
+        }
+        let mut bytes = self.buffers.read(&[run], BufferRole::InodeCluster)?.bytes().to_vec();
+        let inodes = self.inodes_in(run);
+        let mut items: Vec<Arc<dyn LoggedItem>> = Vec::new();
+        let mut states = Vec::new();
+        for inode in &inodes {
+            let state = inode.lock();
+            let place = bytes.get_mut(inode.place.offset..).and_then(|rest| {
+                rest.get_mut(..geometry.inode_size()).filter(|_| state.may_go_home())
+            });
+            let Some(place) = place else { continue };
+            state.put(place);
+            XfsInode::verify(place, geometry, inode.place.ino).map_err(malformed)?;
+            items.push(inode.clone());
+            states.push(state);
+        }
+        let cluster = XfsBuffer::changed(BufferRole::InodeCluster, run.at, bytes.clone().into());
+        let cluster = Arc::new(cluster);
+        self.buffers.publish(cluster.clone());
+        for state in &mut states {
+            state.write_in(&cluster);
+        }
+        if let Some(state) = &mut chain_state {
+            state.exchange(cluster.clone());
+        }
+        items.extend(chain.as_ref().map(|item| -> Arc<dyn LoggedItem> { item.clone() }));
+        let made = self.made_clusters.lock().get(&run.at).cloned();
+        if let Some(made) = made.filter(|made| made.write_in(&cluster)) {
+            items.push(made);
+        }
+        home.add(run.at, bytes, &items);
+        Ok(HomeOutcome::Queued)
+    }
+}

@@ -1,0 +1,66 @@
+use offshoot_testkit::xfs::disk::XfsDisk;
+use offshoot_testkit::xfs::judges;
+use offshoot_xfs_format::superblock::XfsSuperblock;
+
+use super::{LogReservations, XfsLogReservation, XfsTransactionKind as Kind};
+use crate::buffer::sector_at;
+
+/// The kinds with the numbers that `xfs_db -c logres` prints for them.
+const NUMBERS: [(Kind, u64); 18] = [
+    (Kind::Write, 0),
+    (Kind::Truncate, 1),
+    (Kind::Rename, 2),
+    (Kind::Link, 3),
+    (Kind::Remove, 4),
+    (Kind::Symlink, 5),
+    (Kind::Create, 6),
+    (Kind::CreateUnnamed, 7),
+    (Kind::Mkdir, 8),
+    (Kind::FreeInode, 9),
+    (Kind::ChangeInode, 10),
+    (Kind::AddAttributeFork, 12),
+    (Kind::DropAttributes, 14),
+    (Kind::SetAttribute, 15),
+    (Kind::RemoveAttribute, 17),
+    (Kind::ClearUnlinked, 18),
+    (Kind::Superblock, 24),
+    (Kind::ChangeTimes, 25),
+];
+
+#[test]
+fn reservations_are_those_of_the_kernel() {
+    let Some(judges) = judges::require() else { return };
+    let mut wrong = Vec::new();
+    for (mib, options) in [
+        (1 << 10, ""),
+        (1 << 10, "-b size=1024"),
+        (1 << 10, "-m rmapbt=0"),
+        (1 << 10, "-m rmapbt=0,reflink=0"),
+        (1 << 10, "-m reflink=0"),
+        (1 << 10, "-m finobt=0,rmapbt=0,reflink=0,inobtcount=0"),
+        (1 << 10, "-s size=4096"),
+        (1 << 10, "-i size=2048"),
+        (1 << 10, "-n size=16384"),
+        (1 << 10, "-n parent=1"),
+        (1 << 10, "-i nrext64=0,size=1024"),
+        (4 << 10, "-b size=65536"),
+        (200 << 10, "-b size=2048 -n size=65536"),
+    ] {
+        let disk = XfsDisk::create(&judges, mib);
+        disk.mkfs(options);
+        let bytes = sector_at(&*disk.device(), 0).unwrap();
+        let ours = LogReservations::of(&XfsSuperblock::parse(&bytes).unwrap().geometry);
+        let shown = disk.xfs_db(&["logres"]);
+        for (kind, number) in NUMBERS {
+            let line = shown.lines().find(|line| line.starts_with(&format!("type {number} ")));
+            let words: Vec<_> = line.unwrap_or_default().split_whitespace().collect();
+            let field = |at: usize| words.get(at).and_then(|word| word.parse::<u64>().ok());
+            let (bytes, count) = field(3).zip(field(5)).unwrap();
+            let theirs = XfsLogReservation { bytes, count: count.max(1) };
+            if ours.get(kind) != theirs {
+                wrong.push(format!("{options}: {kind:?} {:?} {theirs:?}", ours.get(kind)));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}

@@ -1,0 +1,410 @@
+//! One transaction: what it holds and changes, and its commit.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use offshoot_vfs::{Error, Result, Structure};
+use offshoot_xfs_format::inode::INODE_CRC;
+use offshoot_xfs_format::log::items::XfsIcreateItem;
+use offshoot_xfs_format::{AgIno, AgNumber, BasicBlock, Ino, XfsGeometry, csum};
+
+use super::buffer_item::{BufferChange, LoggedBuffer};
+use super::busy::AgExtent;
+use super::chunks::DirtyChunks;
+use super::counters::CountChanges;
+use super::inode::XfsChangedInode;
+use super::inode_item::{NEXT_UNLINKED, XfsLoggedInode};
+use super::made::{MadeChunk, MadeCluster};
+use super::{XfsTransactions, misused};
+use crate::buffer::{BufferRole, DiskRun, XfsBuffer};
+use crate::log::{LogSequence, LogTicket, LoggedItem};
+
+/// A buffer that a transaction has locked.
+#[derive(Debug)]
+struct HeldBuffer {
+    run: DiskRun,
+    role: BufferRole,
+    content: HeldContent,
+    /// Whether it is a cluster of a new chunk of inodes, which the log has as a whole.
+    is_made: bool,
+}
+
+#[derive(Debug)]
+enum HeldContent {
+    /// As the last transaction left it.
+    Committed(Arc<XfsBuffer>),
+    /// With changes of this one.
+    Changed { bytes: Box<[u8]>, dirty: DirtyChunks },
+    /// Its blocks are free.
+    Cancelled,
+}
+
+/// A transaction. It holds what it reads and changes locked until its commit; others see nothing
+/// of it before. Dropping it undoes everything.
+#[derive(Debug)]
+pub(crate) struct XfsTransaction<'e> {
+    engine: &'e XfsTransactions,
+    ticket: LogTicket,
+    buffers: BTreeMap<BasicBlock, HeldBuffer>,
+    inodes: BTreeMap<Ino, XfsChangedInode>,
+    /// Chunks of new inodes, intents, and their ends.
+    others: Vec<Arc<dyn LoggedItem>>,
+    counts: CountChanges,
+    /// The free blocks that it may still take.
+    promised: u64,
+    /// What it has freed.
+    freed: Vec<(AgNumber, AgExtent)>,
+}
+
+/// What a commit has given to the log.
+#[derive(Default)]
+struct CommittedItems {
+    all: Vec<Arc<dyn LoggedItem>>,
+    buffers: Vec<Arc<LoggedBuffer>>,
+    inodes: Vec<Arc<XfsLoggedInode>>,
+    made: Vec<Arc<MadeCluster>>,
+}
+
+impl<'e> XfsTransaction<'e> {
+    pub(super) fn new(engine: &'e XfsTransactions, ticket: LogTicket, promised: u64) -> Self {
+        Self {
+            engine,
+            ticket,
+            buffers: BTreeMap::new(),
+            inodes: BTreeMap::new(),
+            others: Vec::new(),
+            counts: CountChanges::default(),
+            promised,
+            freed: Vec::new(),
+        }
+    }
+
+    pub(crate) fn engine(&self) -> &'e XfsTransactions {
+        self.engine
+    }
+
+    pub(crate) fn geometry(&self) -> &'e XfsGeometry {
+        self.engine.geometry()
+    }
+
+    /// The bytes of a buffer, with the changes of this transaction. Locks it.
+    pub(crate) fn read(&mut self, run: DiskRun, role: BufferRole) -> Result<&[u8]> {
+        self.hold(run, role)?;
+        self.bytes(run.at)
+    }
+
+    /// The bytes of a buffer that the transaction holds.
+    pub(crate) fn bytes(&self, place: BasicBlock) -> Result<&[u8]> {
+        match self.buffers.get(&place).map(|held| &held.content) {
+            Some(HeldContent::Committed(buffer)) => Ok(buffer.bytes()),
+            Some(HeldContent::Changed { bytes, .. }) => Ok(bytes),
+            Some(HeldContent::Cancelled) => Err(misused(format!("block {place} is free"))),
+            None => Err(misused(format!("block {place} is not locked"))),
+        }
+    }
+
+    /// These bytes of a buffer that the transaction holds, to be overwritten. They are logged.
+    pub(crate) fn change(&mut self, place: BasicBlock, range: Range<usize>) -> Result<&mut [u8]> {
+        let held = self.buffers.get_mut(&place);
+        let held = held.ok_or_else(|| misused(format!("block {place} is not locked")))?;
+        if let HeldContent::Committed(buffer) = &held.content {
+            let (bytes, dirty) = (buffer.bytes().into(), DirtyChunks::new(held.run.bytes));
+            held.content = HeldContent::Changed { bytes, dirty };
+        }
+        let HeldContent::Changed { bytes, dirty } = &mut held.content else {
+            return Err(misused(format!("block {place} is free")));
+        };
+        let len = bytes.len();
+        let part = bytes
+            .get_mut(range.clone())
+            .ok_or_else(|| misused(format!("bytes {range:?} of the {len} at {place}")))?;
+        dirty.add(range);
+        Ok(part)
+    }
+
+    /// Overwrites bytes of a buffer that the transaction holds, and logs those that differ.
+    pub(crate) fn put(&mut self, place: BasicBlock, at: usize, new: &[u8]) -> Result<()> {
+        let old = self.bytes(place)?.get(at..).unwrap_or_default();
+        let differs = |(old, new): (&u8, &u8)| old != new;
+        let Some(first) = old.iter().zip(new).position(differs) else { return Ok(()) };
+        let last = old.iter().zip(new).rposition(differs).unwrap_or(first);
+        let part = new.get(first..=last).unwrap_or_default();
+        self.change(place, at + first..at + last + 1)?.copy_from_slice(part);
+        Ok(())
+    }
+
+    /// Makes a buffer of zeros of blocks that were just allocated. The caller logs what it fills.
+    pub(crate) fn fresh(&mut self, run: DiskRun, role: BufferRole) -> Result<()> {
+        if !self.buffers.contains_key(&run.at) {
+            self.engine.shared.buffer_locks.lock(run.at)?;
+            let held = HeldBuffer { run, role, content: HeldContent::Cancelled, is_made: false };
+            self.buffers.insert(run.at, held);
+            self.settle_cancel(run)?;
+        }
+        let (bytes, mut dirty) = (vec![0; run.bytes].into(), DirtyChunks::new(run.bytes));
+        // What the log has of the block is older than all of this.
+        dirty.add(0..run.bytes);
+        let content = HeldContent::Changed { bytes, dirty };
+        self.buffers.insert(run.at, HeldBuffer { run, role, content, is_made: false });
+        Ok(())
+    }
+
+    /// The log must say durably that a block was freed before it says what it is now, so that a
+    /// recovery tells the one from the other.
+    fn settle_cancel(&self, run: DiskRun) -> Result<()> {
+        let is_cancelled = || {
+            let item = self.engine.shared.logged_buffer(run.at);
+            item.is_some_and(|item| item.is_cancelled())
+        };
+        if is_cancelled() {
+            self.engine.log().force_all()?;
+        }
+        if is_cancelled() {
+            return Err(misused(format!("block {} is still being freed", run.at)));
+        }
+        Ok(())
+    }
+
+    /// Frees the buffer of blocks that are freed: what the log has of it is not replayed, and what
+    /// was changed is not written home.
+    pub(crate) fn cancel(&mut self, run: DiskRun) -> Result<()> {
+        if !self.buffers.contains_key(&run.at) {
+            self.engine.shared.buffer_locks.lock(run.at)?;
+        }
+        let role = BufferRole::InodeCluster;
+        let held = HeldBuffer { run, role, content: HeldContent::Cancelled, is_made: false };
+        self.buffers.insert(run.at, held);
+        Ok(())
+    }
+
+    /// Makes the clusters of a chunk of new inodes. The log gets one item for all of them.
+    pub(crate) fn make_inodes(
+        &mut self,
+        item: XfsIcreateItem,
+        clusters: Vec<(DiskRun, Box<[u8]>)>,
+    ) -> Result<()> {
+        for (run, bytes) in clusters {
+            self.fresh(run, BufferRole::InodeCluster)?;
+            let content = HeldContent::Changed { bytes, dirty: DirtyChunks::new(run.bytes) };
+            let role = BufferRole::InodeCluster;
+            self.buffers.insert(run.at, HeldBuffer { run, role, content, is_made: true });
+        }
+        self.others.push(Arc::new(MadeChunk::new(item)));
+        Ok(())
+    }
+
+    /// The inode that follows `ino` in its list of unlinked ones. Locks the cluster; the caller has
+    /// the AGI.
+    pub(crate) fn next_unlinked(&mut self, ino: Ino) -> Result<Option<AgIno>> {
+        let place = self.engine.inode_place(ino)?;
+        let bytes = self.read(place.cluster, BufferRole::InodeCluster)?;
+        let field = bytes.get(place.offset + NEXT_UNLINKED..).and_then(<[u8]>::first_chunk);
+        let next = AgIno(field.map_or(u32::MAX, |field| u32::from_be_bytes(*field)));
+        Ok((next != AgIno::NULL).then_some(next))
+    }
+
+    /// Sets which inode follows `ino` in its list of unlinked ones. The caller has the AGI.
+    pub(crate) fn set_next_unlinked(&mut self, ino: Ino, next: AgIno) -> Result<()> {
+        let place = self.engine.inode_place(ino)?;
+        let size = self.geometry().inode_size();
+        let bytes = self.read(place.cluster, BufferRole::InodeCluster)?;
+        let inode = bytes.get(place.offset..place.offset + size);
+        let mut inode = inode.map(<[u8]>::to_vec).unwrap_or_default();
+        let field = inode.get_mut(NEXT_UNLINKED..).and_then(<[u8]>::first_chunk_mut::<4>);
+        let Some(field) = field else {
+            return Err(Error::corrupt(Structure::InodeCore, "it is outside of its cluster"));
+        };
+        *field = next.0.to_be_bytes();
+        csum::store(&mut inode, INODE_CRC);
+        let chain = NEXT_UNLINKED..INODE_CRC + csum::LEN;
+        let at = place.offset + chain.start;
+        let new = inode.get(chain).unwrap_or_default();
+        self.put(place.cluster.at, at, new)
+    }
+
+    /// An inode, with the changes of this transaction. Locks it.
+    pub(crate) fn inode(&mut self, ino: Ino) -> Result<&mut XfsChangedInode> {
+        if !self.inodes.contains_key(&ino) {
+            let engine = self.engine;
+            engine.shared.inode_locks.lock(ino)?;
+            let place = engine.inode_place(ino);
+            // The transaction may have made the chunk of the inode itself.
+            let own = place.as_ref().ok().filter(|place| {
+                self.buffers.get(&place.cluster.at).is_some_and(|held| held.is_made)
+            });
+            let loaded = match own {
+                Some(place) => {
+                    let bytes = self.bytes(place.cluster.at)?.get(place.offset..);
+                    let bytes = bytes.and_then(|rest| rest.get(..engine.geometry().inode_size()));
+                    XfsChangedInode::load(*place, bytes.unwrap_or_default(), engine.geometry())
+                }
+                None => engine.load_inode(ino),
+            };
+            let loaded = loaded.inspect_err(|_| engine.shared.inode_locks.unlock(ino))?;
+            self.inodes.insert(ino, loaded);
+        }
+        self.inodes.get_mut(&ino).ok_or_else(|| misused("an inode went away"))
+    }
+
+    /// Makes `item`, an intent or the end of one, a part of the transaction.
+    #[expect(dead_code, reason = "recovery that finishes intents calls it")]
+    pub(crate) fn add_item(&mut self, item: Arc<dyn LoggedItem>) {
+        self.others.push(item);
+    }
+
+    /// Adds to the counters of the superblock.
+    pub(crate) fn count(&mut self, changes: CountChanges) {
+        self.counts.inodes += changes.inodes;
+        self.counts.free_inodes += changes.free_inodes;
+        self.counts.free_blocks += changes.free_blocks;
+    }
+
+    /// Says that blocks were freed. No file gets them before that is durable.
+    pub(crate) fn add_busy(&mut self, ag: AgNumber, extent: AgExtent) {
+        self.freed.push((ag, extent));
+    }
+
+    /// The extents of a group whose freeing is not durable, ascending; those of this transaction
+    /// too.
+    pub(crate) fn busy(&self, ag: AgNumber) -> Vec<AgExtent> {
+        let durable = self.engine.log().durable();
+        let mut busy = self.engine.busy.of(ag, durable);
+        busy.extend(self.freed.iter().filter(|(group, _)| *group == ag).map(|(_, extent)| extent));
+        busy.sort_unstable();
+        busy
+    }
+
+    /// Locks a buffer, and reads it unless the transaction has it.
+    fn hold(&mut self, run: DiskRun, role: BufferRole) -> Result<()> {
+        if let Some(held) = self.buffers.get(&run.at) {
+            if held.role == role && held.run == run {
+                return Ok(());
+            }
+            let problem = format!("block {} is {:?} and {role:?}", run.at, held.role);
+            return Err(Error::corrupt(Structure::BtreeBlock, problem));
+        }
+        let shared = &self.engine.shared;
+        shared.buffer_locks.lock(run.at)?;
+        let buffer = shared.buffers.read(&[run], role).inspect_err(|_| {
+            shared.buffer_locks.unlock(run.at);
+        })?;
+        let content = HeldContent::Committed(buffer);
+        self.buffers.insert(run.at, HeldBuffer { run, role, content, is_made: false });
+        Ok(())
+    }
+
+    /// Commits: others see the changes, and the log has them. They are durable after a force of the
+    /// log up to the sequence; `None` when nothing was changed.
+    pub(crate) fn commit(mut self) -> Result<Option<LogSequence>> {
+        self.commit_changes(&[])
+    }
+
+    /// Commits, and goes on as the next transaction of the same operation. The inodes `kept` stay
+    /// locked, and are logged in each step so that they never hold the tail of the log.
+    pub(crate) fn roll(&mut self, kept: &[Ino]) -> Result<()> {
+        self.commit_changes(kept)?;
+        self.ticket.roll()
+    }
+
+    fn commit_changes(&mut self, kept: &[Ino]) -> Result<Option<LogSequence>> {
+        let mut inodes = Vec::new();
+        for (ino, inode) in &mut self.inodes {
+            if kept.contains(ino) {
+                inode.log_core();
+            }
+            if let Some(change) = inode.change(self.engine.geometry())? {
+                inodes.push((inode.place(), change));
+            }
+        }
+        let shared = &self.engine.shared;
+        let mut items = CommittedItems::default();
+        for (place, change) in inodes {
+            items.inodes.push(shared.commit_inode(place, change));
+        }
+        let published = self.commit_buffers(&mut items);
+        items.all.append(&mut self.others);
+        items.all.extend(items.inodes.iter().map(|item| item.clone() as Arc<dyn LoggedItem>));
+        let sequence = if items.all.is_empty() {
+            None
+        } else {
+            Some(self.engine.log().commit(&mut self.ticket, &items.all))
+        };
+        items.buffers.iter().for_each(|item| item.committed());
+        items.inodes.iter().for_each(|item| item.committed());
+        items.made.iter().for_each(|item| item.committed());
+        let sequence = sequence.transpose()?;
+        for (place, buffer) in published {
+            match buffer {
+                Some(buffer) => shared.buffers.publish(buffer),
+                None => shared.buffers.forget(place),
+            }
+        }
+        if let Some(sequence) = sequence {
+            self.engine.busy.add(&self.freed, sequence);
+        }
+        self.engine.counters.apply(std::mem::take(&mut self.counts));
+        self.freed.clear();
+        self.unlock_all_but(kept);
+        Ok(sequence)
+    }
+
+    /// Gives the changed buffers to their items. Returns what readers are to find at their places.
+    fn commit_buffers(
+        &mut self,
+        items: &mut CommittedItems,
+    ) -> Vec<(BasicBlock, Option<Arc<XfsBuffer>>)> {
+        let shared = &self.engine.shared;
+        let mut published = Vec::new();
+        for (place, held) in &mut self.buffers {
+            let content = std::mem::replace(&mut held.content, HeldContent::Cancelled);
+            let (change, buffer) = match content {
+                HeldContent::Committed(_) => continue,
+                HeldContent::Changed { bytes, dirty } => {
+                    let buffer = Arc::new(XfsBuffer::changed(held.role, *place, bytes));
+                    if held.is_made {
+                        let made = shared.commit_made(held.run);
+                        items.all.push(made.clone());
+                        items.made.push(made);
+                    }
+                    if dirty.is_empty() {
+                        published.push((*place, Some(buffer)));
+                        continue;
+                    }
+                    (BufferChange::Bytes(buffer.clone(), dirty), Some(buffer))
+                }
+                HeldContent::Cancelled => {
+                    shared.free_cluster(held.run);
+                    (BufferChange::Cancelled, None)
+                }
+            };
+            let item = shared.commit_buffer(held.run, change);
+            items.all.push(item.clone());
+            items.buffers.push(item);
+            published.push((*place, buffer));
+        }
+        published
+    }
+
+    fn unlock_all_but(&mut self, kept: &[Ino]) {
+        let shared = &self.engine.shared;
+        for place in std::mem::take(&mut self.buffers).into_keys() {
+            shared.buffer_locks.unlock(place);
+        }
+        self.inodes.retain(|ino, _| {
+            let is_kept = kept.contains(ino);
+            if !is_kept {
+                shared.inode_locks.unlock(*ino);
+            }
+            is_kept
+        });
+    }
+}
+
+/// Undoes everything that was not committed: nobody has seen it.
+impl Drop for XfsTransaction<'_> {
+    fn drop(&mut self) {
+        self.unlock_all_but(&[]);
+        self.engine.counters.release(self.promised);
+    }
+}
