@@ -56,6 +56,7 @@ const XFS: EngineFloors = EngineFloors {
         &["trans"],
         &["group"],
         &["inode"],
+        &["defer"],
         &["da", "remote"],
         &["attr", "data", "dir", "symlink"],
         &["recover"],

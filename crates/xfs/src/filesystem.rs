@@ -81,14 +81,15 @@ impl XfsVolume {
         Ok(Arc::new(volume))
     }
 
-    /// Recovers the volume on `device` if it was not unmounted: replays its log, and empties it.
+    /// Recovers the volume on `device` if it was not unmounted: replays its log, does what that
+    /// leaves to do, and empties it.
     /// Everything is durable when the call returns. `None` when the log was empty; nothing is
     /// written then. A recovery that is cut can be done again, by the kernel too.
     ///
     /// # Errors
     /// As [`open`](Self::open). [`Error::Unsupported`] also when the volume has a feature that the
-    /// engine does not write, and when the log leaves work to do for which the engine has no
-    /// transactions: see [`XfsPending`](crate::XfsPending). Nothing is written in these cases.
+    /// engine does not write, and when the log leaves attributes to change or contents to exchange:
+    /// see [`XfsPending`](crate::XfsPending). Nothing is written in these cases.
     pub fn recover(
         device: &Arc<dyn BlockDevice>,
         options: &XfsOptions,

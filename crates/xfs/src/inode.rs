@@ -3,7 +3,6 @@
 //! Before an inode is read, the tree of inodes of its group must say that it is in use. So a number
 //! that leads to no file, from a stale handle or a damaged directory, gives an error that says so.
 
-#[cfg_attr(not(test), expect(dead_code, reason = "recovery that finishes intents calls it"))]
 pub(crate) mod change;
 pub(crate) mod fork;
 

@@ -4,16 +4,18 @@
 //! survey   tail to head: cancelled buffers, intents without an end
 //! replay   tail to head: each transaction, in the order of the commit ops, in memory over the
 //!          device. A reader has the volume now
-//! pending  counts the work that is left: intents, unlinked inodes, staged extents. With any, a
-//!          recovery to disk is refused
+//! pending  counts the work that is left: intents, unlinked inodes, staged extents
+//! complete does it, in memory over the first
 //! replay   again, onto the device, as it goes                                         to disk only
+//! complete again, with transactions in the log behind its head                        to disk only
 //! finish   counters of the superblock, an empty log                                   to disk only
 //! ```
 //!
 //! A recovery to disk writes nothing before the replay in memory has proved the whole log, and
 //! nothing to the log before everything else is durable. So one that is cut begins again.
 //!
-//! Pending work needs transactions. A reader sees the state before it, with a report.
+//! Intents of attributes and of exchanges are not done yet. A reader sees the state before all
+//! pending work then, with a report, and a recovery to disk is refused.
 //!
 //! `replay` keeps blocks until the LSN changes; `buffer` and `inode` apply items; `verify` knows
 //! the types of blocks; `pieces` completes directory blocks of several extents; `log` reads and
@@ -21,6 +23,7 @@
 
 mod buffer;
 mod cancel;
+mod complete;
 mod finish;
 mod inode;
 mod log;
@@ -35,16 +38,20 @@ use std::sync::Arc;
 
 use offshoot_device::{BlockDevice, MemoryBudget, MemoryDevice};
 use offshoot_vfs::{Code, Error, Result};
+use offshoot_xfs_format::XfsGeometry;
+use offshoot_xfs_format::log::XfsLogItem;
+use offshoot_xfs_format::log::items::XfsItemType;
 use offshoot_xfs_format::superblock::XfsSuperblock;
-use offshoot_xfs_format::{Lsn, XfsGeometry};
 
 use crate::buffer::{XfsBuffers, malformed};
 use crate::options::XfsOptions;
 use crate::report::{XfsPending, XfsReport, tell};
 use cancel::CancelledBuffers;
+use complete::CompletedWork;
 use finish::UnmountRecord;
 pub(crate) use log::VolumeLog;
 use log::in_log;
+use pending::PendingIntents;
 use replay::{LogReplay, ReplayCounts};
 use survey::LogSurvey;
 pub(crate) use zero::EmptyLog;
@@ -72,14 +79,32 @@ pub struct XfsRecovery {
     pub replayed: u64,
     /// The items that were passed over, because a block was newer or is free by now.
     pub passed_over: u64,
+    /// The intents that the log had left, and that were done.
+    pub finished_intents: u64,
+    /// The inodes that no directory had, and that were freed.
+    pub freed_inodes: u64,
+    /// The extents that were staged for copy on write, and that were freed.
+    pub freed_extents: u64,
+    /// The lists of unlinked inodes that were damaged, and were emptied. Their inodes are lost until
+    /// a repair finds them.
+    pub lost_lists: u64,
 }
 
 impl XfsRecovery {
-    fn new(log: &VolumeLog, counts: ReplayCounts) -> Self {
+    fn new(log: &VolumeLog, counts: ReplayCounts, done: CompletedWork) -> Self {
         let ReplayCounts { transactions, replayed, skipped } = counts;
-        let (from, to) = (log.ends.tail.to_string(), log.ends.head.to_string());
-        let is_torn = log.ends.is_torn;
-        Self { from, to, is_torn, transactions, replayed, passed_over: skipped }
+        Self {
+            from: log.ends.tail.to_string(),
+            to: log.ends.head.to_string(),
+            is_torn: log.ends.is_torn,
+            transactions,
+            replayed,
+            passed_over: skipped,
+            finished_intents: done.intents,
+            freed_inodes: done.inodes,
+            freed_extents: done.staged,
+            lost_lists: done.cleared_lists,
+        }
     }
 }
 
@@ -87,22 +112,34 @@ impl XfsRecovery {
 struct VolumeInMemory {
     /// Shows the volume with its changes.
     device: Arc<dyn BlockDevice>,
+    budget: Arc<MemoryBudget>,
     cancels: CancelledBuffers,
-    /// The transaction with the first intent that has no end.
-    first_intent: Option<Lsn>,
+    intents: PendingIntents,
     pending: XfsPending,
 }
 
-/// Replays the log in memory. Returns a device that shows the volume with its changes.
+/// Replays the log in memory, and does what it leaves to do. Returns a device that shows the volume
+/// with its changes. What cannot be done stays, with a report.
 pub(crate) fn in_memory(
     device: &Arc<dyn BlockDevice>,
     superblock: &XfsSuperblock,
     log: &VolumeLog,
     options: &XfsOptions,
 ) -> Result<Arc<dyn BlockDevice>> {
-    let VolumeInMemory { device, pending, .. } = in_memory_of(device, superblock, log, options)?;
-    tell(options.reporter.as_ref(), &XfsReport::LogReplayed { is_stored: false, pending });
-    Ok(device)
+    let replayed = in_memory_of(device, superblock, log, options)?;
+    let reporter = options.reporter.as_ref();
+    let told = |pending| tell(reporter, &XfsReport::LogReplayed { is_stored: false, pending });
+    match replayed.completed(log) {
+        Ok(completed) => {
+            told(XfsPending::default());
+            Ok(completed)
+        }
+        Err(error) => {
+            told(replayed.pending);
+            tell(reporter, &XfsReport::NotCompleted { problem: error.to_string() });
+            Ok(replayed.device)
+        }
+    }
 }
 
 fn in_memory_of(
@@ -118,7 +155,27 @@ fn in_memory_of(
     let (geometry, _) = replay(&memory, superblock, log, cancels.clone(), options)?;
     let mut pending = intents.pending().map_err(malformed)?;
     pending::add_groups(&mut pending, &XfsBuffers::new(memory.clone(), geometry, CACHE_BYTES))?;
-    Ok(VolumeInMemory { device: memory, cancels, first_intent: intents.first(), pending })
+    Ok(VolumeInMemory { device: memory, budget, cancels, intents, pending })
+}
+
+impl VolumeInMemory {
+    /// A device that shows the volume when everything that the log leaves to do is done.
+    fn completed(&self, log: &VolumeLog) -> Result<Arc<dyn BlockDevice>> {
+        if self.pending.is_empty() {
+            return Ok(self.device.clone());
+        }
+        // The log may have turned on what we do not write.
+        require_recoverable(&finish::first_superblock(&self.device)?.1)?;
+        let XfsPending { attributes, exchanges, damaged_groups, .. } = self.pending;
+        if attributes + exchanges + damaged_groups > 0 {
+            let first = self.intents.first().unwrap_or(log.ends.head);
+            return Err(in_log(first, not_finished(&self.pending)));
+        }
+        let over = MemoryDevice::over_within(self.device.clone(), &self.budget);
+        let over: Arc<dyn BlockDevice> = Arc::new(over);
+        complete::complete(&over, log, &self.intents)?;
+        Ok(over)
+    }
 }
 
 /// Fails when the device is shorter than the volume: the groups behind its end cannot be read.
@@ -150,24 +207,31 @@ pub(crate) fn to_disk(
     options: &XfsOptions,
 ) -> Result<XfsRecovery> {
     let quiet = XfsOptions { reporter: None, ..options.clone() };
-    let VolumeInMemory { device: memory, cancels, first_intent, pending } =
-        in_memory_of(device, superblock, log, &quiet)?;
+    let proof = in_memory_of(device, superblock, log, &quiet)?;
     // The log may have turned on what we do not write.
-    require_recoverable(&finish::first_superblock(&memory)?.1)?;
-    if !pending.is_empty() {
-        return Err(in_log(first_intent.unwrap_or(log.ends.head), not_finished(&pending)));
-    }
-    let unmount = UnmountRecord::new(log)?;
-    finish::count(&memory)?;
-    drop(memory);
+    require_recoverable(&finish::first_superblock(&proof.device)?.1)?;
+    let unmount = if proof.pending.is_empty() {
+        finish::count(&proof.device)?;
+        Some(UnmountRecord::new(log)?)
+    } else {
+        proof.completed(log)?;
+        None
+    };
+    let VolumeInMemory { cancels, intents, .. } = proof;
     let (_, counts) = replay(device, superblock, log, cancels, options)?;
     log.disk.flush()?;
-    finish::count(device)?;
-    log.disk.flush()?;
-    unmount.write(log)?;
-    let report = XfsReport::LogReplayed { is_stored: true, pending };
-    tell(options.reporter.as_ref(), &report);
-    Ok(XfsRecovery::new(log, counts))
+    let done = match unmount {
+        Some(unmount) => {
+            finish::count(device)?;
+            log.disk.flush()?;
+            unmount.write(log)?;
+            CompletedWork::default()
+        }
+        None => complete::complete(device, log, &intents)?,
+    };
+    let pending = XfsPending::default();
+    tell(options.reporter.as_ref(), &XfsReport::LogReplayed { is_stored: true, pending });
+    Ok(XfsRecovery::new(log, counts, done))
 }
 
 fn replay(
@@ -184,7 +248,17 @@ fn replay(
     Ok((replay.geometry, replay.counts))
 }
 
-/// The error about work that needs transactions.
+/// The error about an intent that we do not do.
+fn not_done(item: &XfsLogItem<'_>) -> Error {
+    let what = match item {
+        XfsLogItem::Attri(_) => XfsItemType::Attri.name(),
+        XfsLogItem::Xmi(_) => XfsItemType::Xmi.name(),
+        _ => "an item that is no intent",
+    };
+    Error::unsupported(Code::LogNotReplayed, format!("doing what the log leaves to do: {what}"))
+}
+
+/// The error about work that we do not do.
 fn not_finished(pending: &XfsPending) -> Error {
     let what = format!("recovering a volume to disk whose log leaves to do {pending}");
     Error::unsupported(Code::LogNotReplayed, what)

@@ -39,6 +39,11 @@ pub enum XfsReport {
         /// What is left to do. The kernel does it when it mounts the volume.
         pending: XfsPending,
     },
+    /// What the log leaves to do is not done, for this reason. The volume is shown without it.
+    NotCompleted {
+        /// The reason.
+        problem: String,
+    },
     /// The log has parts of a block that is not of the type that the log says. They are written as
     /// they are, without a checksum, as the kernel does.
     UnknownBlock {
@@ -145,6 +150,9 @@ impl fmt::Display for XfsReport {
                 let place = if *is_stored { "to the device" } else { "in memory" };
                 write!(f, "the volume was not unmounted; its log is replayed {place}")?;
                 if pending.is_empty() { Ok(()) } else { write!(f, "; left to do: {pending}") }
+            }
+            Self::NotCompleted { problem } => {
+                write!(f, "what the log leaves to do is not done: {problem}")
             }
             Self::UnknownBlock { at, lsn } => write!(
                 f,

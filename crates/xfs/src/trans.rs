@@ -127,6 +127,12 @@ impl XfsTransactions {
         &self.counters
     }
 
+    /// The log space that all steps of a transaction of a kind may take, in bytes.
+    pub(crate) fn reservation(&self, kind: XfsTransactionKind) -> u64 {
+        let XfsLogReservation { bytes, count } = self.reservations.get(kind);
+        bytes * count
+    }
+
     /// Begins a transaction that may take up to `blocks` free blocks. It waits for log space, so
     /// the caller holds no lock that a transaction may want.
     ///

@@ -20,13 +20,13 @@ const MOST_FILES: usize = 1000;
 
 /// An intent whose end the log does not have.
 #[derive(Debug)]
-struct PendingIntent {
+pub(super) struct PendingIntent {
     /// The transaction that it is of.
-    lsn: Lsn,
+    pub(super) lsn: Lsn,
     /// Intents are finished in the order of the log.
     order: u64,
     /// The item.
-    regions: XfsLogVector,
+    pub(super) regions: XfsLogVector,
 }
 
 /// The intents whose ends did not come yet.
@@ -124,7 +124,12 @@ impl PendingIntents {
         Ok(pending)
     }
 
-    fn oldest_first(&self) -> Vec<&PendingIntent> {
+    /// The ids of all of them.
+    pub(super) fn ids(&self) -> impl Iterator<Item = u64> {
+        self.intents.keys().map(|(_, id)| *id)
+    }
+
+    pub(super) fn oldest_first(&self) -> Vec<&PendingIntent> {
         let mut intents: Vec<_> = self.intents.values().collect();
         intents.sort_unstable_by_key(|intent| intent.order);
         intents

@@ -248,7 +248,6 @@ impl<'e> XfsTransaction<'e> {
     }
 
     /// Makes `item`, an intent or the end of one, a part of the transaction.
-    #[expect(dead_code, reason = "recovery that finishes intents calls it")]
     pub(crate) fn add_item(&mut self, item: Arc<dyn LoggedItem>) {
         self.others.push(item);
     }

@@ -1,7 +1,6 @@
 //! Volumes that were not unmounted, recovered by the kernel on one copy and by us on another.
 
 use std::fs;
-use std::os::unix::fs::DirEntryExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
@@ -12,7 +11,6 @@ use offshoot_testkit::xfs::disk::{RECOVERY, XfsDisk, XfsShutdown};
 use offshoot_testkit::xfs::fill::XfsFillShape;
 use offshoot_testkit::xfs::judges::XfsJudges;
 use offshoot_testkit::xfs::matrix::XfsVolumeKind;
-use offshoot_vfs::Code;
 use offshoot_xfs::{XfsOptions, XfsPending, XfsRecovery, XfsReport, XfsVolume};
 
 use crate::log_on_disk::LogOnDisk;
@@ -34,11 +32,13 @@ pub(crate) fn collecting() -> (XfsOptions, Arc<Mutex<Vec<XfsReport>>>) {
 
 impl CrashedVolume {
     /// A volume of a kind, changed, and shut down as by a crash.
-    pub(crate) fn make(
+    ///
+    /// What `change` returns, such as open files, lives until then.
+    pub(crate) fn make<T>(
         judges: &XfsJudges,
         kind: &'static XfsVolumeKind,
         how: XfsShutdown,
-        change: impl FnOnce(&Path, &XfsFillShape),
+        change: impl FnOnce(&Path, &XfsFillShape) -> T,
     ) -> Self {
         let disk = XfsDisk::create(judges, kind.mib);
         disk.mkfs(kind.mkfs);
@@ -47,8 +47,9 @@ impl CrashedVolume {
         }
         let shape = XfsFillShape::of(&disk);
         let mut mount = disk.mount("rw,noatime", kind.kernel_says);
-        change(mount.path(), &shape);
+        let held = change(mount.path(), &shape);
         disk.shut_down(&mut mount, how);
+        drop(held);
         drop(mount);
         Self { disk, kernel_says: kind.kernel_says.to_vec() }
     }
@@ -57,37 +58,9 @@ impl CrashedVolume {
         Self { disk: self.disk.copy(), kernel_says: self.kernel_says.clone() }
     }
 
-    /// Compares our recovery in memory with the kernel's of a copy. Only files that our report
-    /// names may differ. Returns what it says is left to do.
-    pub(crate) fn judge_pending(&self) -> XfsPending {
-        let by_kernel = self.disk.copy();
-        drop(by_kernel.try_mount("rw,noatime").unwrap());
-        let (options, reports) = collecting();
-        let ours = XfsVolume::open(self.disk.device(), &options).unwrap();
-        let pending = match &reports.lock().unwrap()[..] {
-            [XfsReport::LogReplayed { pending, .. }] => pending.clone(),
-            [] => XfsPending::default(),
-            reports => panic!("{reports:?}"),
-        };
-        let mount = by_kernel.mount("ro,noatime", &self.kernel_says);
-        let compare = Compare::default().without(Aspect::StoredAcls);
-        let outcome = compare.run(&*ours, mount.path());
-        let named: Vec<_> = fs::read_dir(mount.path())
-            .unwrap()
-            .map(|entry| entry.unwrap())
-            .filter(|entry| pending.files.contains(&DirEntryExt::ino(entry)))
-            .map(|entry| entry.file_name().into_string().unwrap().replace(' ', "\\x20"))
-            .collect();
-        for difference in &outcome.differences {
-            let is_named = named.iter().any(|name| difference.starts_with(&format!("./{name}:")));
-            assert!(is_named, "{difference}\n{pending}; {named:?}");
-        }
-        pending
-    }
-
     /// Compares our recoveries, in memory and to disk, with the kernel's of a copy. Returns what
-    /// ours to disk did, unless something is left to do.
-    pub(crate) fn judge(&self, names_at_least: u64) -> Option<XfsRecovery> {
+    /// ours to disk did.
+    pub(crate) fn judge(&self, names_at_least: u64) -> XfsRecovery {
         let recovering = [&self.kernel_says[..], &[RECOVERY]].concat();
         let by_kernel = self.disk.copy();
         drop(by_kernel.mount("rw,noatime", &recovering));
@@ -95,26 +68,16 @@ impl CrashedVolume {
         let (options, reports) = collecting();
         let ours = XfsVolume::open(self.disk.device(), &options).unwrap();
         let reports = std::mem::take(&mut *reports.lock().unwrap());
-        let [XfsReport::LogReplayed { is_stored: false, ref pending }] = reports[..] else {
-            panic!("{reports:?}")
-        };
-        let compare = Compare::default().without(Aspect::StoredAcls);
+        let pending = XfsPending::default();
+        assert_eq!(reports, [XfsReport::LogReplayed { is_stored: false, pending }]);
+        let by_us = self.disk.copy();
+        let recovered = XfsVolume::recover(&by_us.writable_device(), &XfsOptions::default());
+        let recovered = recovered.unwrap().expect("the log is not empty");
+        let compare = compare_with_kernel(&recovered);
         {
             let mount = by_kernel.mount("ro,noatime", &self.kernel_says);
             compare.run(&*ours, mount.path()).assert_same(names_at_least);
         }
-        let by_us = self.disk.copy();
-        let device = by_us.writable_device();
-        let recovered = XfsVolume::recover(&device, &XfsOptions::default());
-        drop(device);
-        if !pending.is_empty() {
-            eprintln!("left to do: {pending}");
-            let error = recovered.unwrap_err();
-            assert_eq!(error.code(), Code::LogNotReplayed, "{error}");
-            assert!(same_bytes(&self.disk, &by_us), "it was written");
-            return None;
-        }
-        let recovered = recovered.unwrap().expect("the log is not empty");
         assert_checks_but_for(&by_us, Some(&allowed));
         let (options, reports) = collecting();
         let ours = XfsVolume::open(by_us.device(), &options).unwrap();
@@ -123,7 +86,10 @@ impl CrashedVolume {
             let mount = by_kernel.mount("ro,noatime", &self.kernel_says);
             compare.run(&*ours, mount.path()).assert_same(names_at_least);
         }
-        for counter in ["icount", "ifree", "fdblocks"] {
+        // Trees that were changed in another order may have another number of blocks.
+        let counters = ["icount", "ifree", "fdblocks"];
+        let is_replayed_alone = recovered.finished_intents + recovered.freed_inodes == 0;
+        for counter in counters.iter().take(if is_replayed_alone { 3 } else { 2 }) {
             let value = |disk: &XfsDisk| disk.field(&["sb 0"], counter);
             assert_eq!(value(&by_us), value(&by_kernel), "{counter}");
         }
@@ -133,8 +99,15 @@ impl CrashedVolume {
             fs::write(mount.path().join("after"), "the recovery").unwrap();
         }
         assert_checks_but_for(&by_us, Some(&allowed));
-        Some(recovered)
+        recovered
     }
+}
+
+/// Compares a volume that was recovered so with what the kernel made of a copy. Trees of extents
+/// that intents have changed may have another number of blocks, which a file counts as its own.
+pub(crate) fn compare_with_kernel(recovered: &XfsRecovery) -> Compare {
+    let compare = Compare::default().without(Aspect::StoredAcls);
+    if recovered.finished_intents > 0 { compare.without(Aspect::Allocation) } else { compare }
 }
 
 /// Checks a volume. A crash may leave an attribute whose value was not written yet: `xfs_repair`
@@ -148,12 +121,6 @@ fn assert_checks_but_for(disk: &XfsDisk, allowed: Option<&[String]>) -> Vec<Stri
     let are_allowed = allowed.is_none_or(|allowed| lines == allowed);
     assert!(!lines.is_empty() && are_allowed, "{finding}");
     lines
-}
-
-fn same_bytes(one: &XfsDisk, other: &XfsDisk) -> bool {
-    let status =
-        std::process::Command::new("cmp").arg("-s").args([one.image(), other.image()]).status();
-    status.unwrap().success()
 }
 
 /// Waits until the kernel has freed the inodes of removed files: until their number stays the same
@@ -214,6 +181,6 @@ pub(crate) fn many_records(
     })
 }
 
-/// With removals, most cuts leave unlinked inodes, which are not recovered to disk.
+/// With removals, most cuts leave unlinked inodes.
 pub(crate) const REMOVING: ChurnPlan = ChurnPlan { has_clones: true, has_removals: true };
 pub(crate) const ADDING: ChurnPlan = ChurnPlan { has_clones: false, has_removals: false };

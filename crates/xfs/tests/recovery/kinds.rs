@@ -24,11 +24,10 @@ fn volumes_are_recovered_as_the_kernel_does() {
         .iter()
         .filter(|kind| kind.is_mounted && kind.mib < 4096 && kind.name != "metadir")
         .collect();
-    let (mut stored, rounds) = (0, rounds(2));
-    for round in 0..rounds {
+    for round in 0..rounds(2) {
         let Some(judges) = judges::require() else { return };
         let kind = kinds[usize::try_from(random.below(kinds.len() as u64)).unwrap()];
-        // Clones leave extents that are staged, so half of the volumes do without.
+        // Clones leave extents that are staged.
         let has_clones = round % 2 == 1;
         let crashed = CrashedVolume::make(&judges, kind, XfsShutdown::LogWritten, |root, shape| {
             let dir = root.join("churned");
@@ -40,9 +39,7 @@ fn volumes_are_recovered_as_the_kernel_does() {
         });
         let recovered = crashed.judge(20);
         eprintln!("{}: {recovered:?}", kind.name);
-        stored += u64::from(recovered.is_some());
     }
-    assert!(stored * 4 >= rounds, "only {stored} of {rounds} were recovered to disk");
 }
 
 /// The log has been written around, and ends in the middle of everything.
@@ -138,7 +135,7 @@ fn the_kernel_goes_on_behind_our_recoveries() {
         crashed.disk.shut_down(&mut mount, how);
         drop(mount);
         if turn % 2 == 0 {
-            assert!(crashed.judge(10).is_some());
+            crashed.judge(10);
         }
     }
 }
@@ -160,7 +157,7 @@ fn transactions_larger_than_the_memory_for_blocks_are_recovered() {
                 }
             }
         });
-        let recovered = crashed.judge(6300).expect("nothing is left to do");
+        let recovered = crashed.judge(6300);
         let is_large = recovered.transactions < 4 && recovered.replayed > 6300;
         if is_large { Ok(()) } else { Err(format!("{recovered:?}")) }
     });
@@ -187,7 +184,7 @@ fn a_volume_that_grows_in_the_log_is_recovered() {
         if groups(&disk) > 4 { Err("the superblock is at home".into()) } else { Ok(disk) }
     });
     let crashed = CrashedVolume { disk, kernel_says: vec![] };
-    assert!(crashed.judge(24).is_some());
+    crashed.judge(24);
     XfsVolume::recover(&crashed.disk.writable_device(), &XfsOptions::default()).unwrap();
     assert!(groups(&crashed.disk) > 4);
 }

@@ -17,8 +17,8 @@ use crate::log_on_disk::LogOnDisk;
 #[derive(Clone, Debug)]
 pub(crate) struct LogEnd {
     pub(crate) lost: XfsLogRecord,
-    /// The intents without an end in front of it.
-    pub(crate) intents: usize,
+    /// The intents without an end in front of it, by their types.
+    pub(crate) intents: BTreeMap<u16, usize>,
 }
 
 /// What a walk through the log has learned.
@@ -43,7 +43,7 @@ impl LogOnDisk {
             let has_tail =
                 |last: &XfsLogRecord| self.ring.distance(last.tail, self.ends.head).is_some();
             if last.as_ref().is_some_and(has_tail) {
-                ends.push(LogEnd { lost: record.clone(), intents: walk.intents.len() });
+                ends.push(LogEnd { lost: record.clone(), intents: walk.counts() });
             }
             let (_, mut blocks) = self.read(record.lsn);
             for op in op::ops(record.unpack(&mut blocks).unwrap(), record.ops) {
@@ -86,6 +86,12 @@ impl LogWalk {
             }
             _ => {}
         }
+    }
+
+    fn counts(&self) -> BTreeMap<u16, usize> {
+        let mut counts = BTreeMap::new();
+        self.intents.iter().for_each(|(kind, _)| *counts.entry(*kind).or_default() += 1);
+        counts
     }
 
     fn intent(&mut self, kind: XfsItemType, id: u64) {

@@ -5,7 +5,8 @@
 //! | `crashed` | volumes that were not unmounted, and the verdict |
 //! | `kinds` | all kinds of volumes, after a shutdown and under load |
 //! | `cuts` | logs that end anywhere, and recoveries that do |
-//! | `intents` | what a replay leaves to do |
+//! | `intents` | chains of intents that the end of a log cuts |
+//! | `finished` | unlinked inodes; finishing that is cut itself |
 //! | `beyond` | logs that the kernel does not recover |
 //! | `log_on_disk` | reading, changing and adding records |
 //! | `log_ends` | where a log may end, and what that leaves to do |
@@ -17,6 +18,7 @@
 mod beyond;
 mod crashed;
 mod cuts;
+mod finished;
 mod hostile;
 mod intents;
 mod kinds;

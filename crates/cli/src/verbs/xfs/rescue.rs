@@ -43,6 +43,10 @@ pub(in crate::verbs) fn replay_log(
             "transactions": recovery.as_ref().map(|done| done.transactions),
             "items": recovery.as_ref().map(|done| done.replayed),
             "passed_over": recovery.as_ref().map(|done| done.passed_over),
+            "finished_intents": recovery.as_ref().map(|done| done.finished_intents),
+            "freed_inodes": recovery.as_ref().map(|done| done.freed_inodes),
+            "freed_extents": recovery.as_ref().map(|done| done.freed_extents),
+            "lost_lists": recovery.as_ref().map(|done| done.lost_lists),
         });
         return Ok(write_line(out, &report)?);
     }
@@ -54,6 +58,20 @@ pub(in crate::verbs) fn replay_log(
     )?;
     if done.passed_over > 0 {
         writeln!(out, "passed over: {} items, whose blocks are newer or free", done.passed_over)?;
+    }
+    for (count, what) in [
+        (done.finished_intents, "intents that the log had left"),
+        (done.freed_inodes, "unlinked inodes, which are free now"),
+        (done.freed_extents, "extents that were staged for copy on write, which are free now"),
+    ] {
+        if count > 0 {
+            writeln!(out, "finished: {count} {what}")?;
+        }
+    }
+    if done.lost_lists > 0 {
+        let lists = done.lost_lists;
+        let what = format!("{lists} damaged lists of unlinked inodes were emptied: run xfs_repair");
+        console.warning(&what);
     }
     if done.is_torn {
         writeln!(out, "left out: records at the end, which a crash had torn")?;

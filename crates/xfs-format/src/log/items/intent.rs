@@ -6,6 +6,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::{ItemHead, XfsItemType, check_range, view};
 use crate::log::{XfsLogVector, bad_item};
+use crate::record::XfsReverseFlags;
 use crate::{FileBlock, FsBlock, Ino, Malformed, Structure, XfsGeometry};
 
 /// What intents with a list begin with.
@@ -29,6 +30,14 @@ pub struct XfsEfiExtent {
     pub count: le::U32,
     /// Zeros.
     pub pad: le::U32,
+}
+
+impl XfsEfiExtent {
+    /// These blocks.
+    #[must_use]
+    pub fn new((start, count): (FsBlock, u32)) -> Self {
+        Self { start: le::U64::new(start.0), count: le::U32::new(count), pad: le::U32::ZERO }
+    }
 }
 
 /// An extent to be freed, as 32-bit machines wrote it.
@@ -194,6 +203,43 @@ impl XfsMapExtent {
     const FILE_UNWRITTEN: u32 = 1 << 30;
     const REALTIME: u32 = 1 << 29;
 
+    /// The change `op` of a reverse mapping. `offset` has the flags of records in the tree, and the
+    /// place in the file below them.
+    #[must_use]
+    pub fn of_reverse(
+        op: XfsReverseOp,
+        (start, count): (FsBlock, u32),
+        owner: u64,
+        offset: u64,
+    ) -> Self {
+        let place = XfsReverseFlags::from_bits_truncate(offset);
+        let mut flags = u32::from(op as u8);
+        for (flag, bit) in [
+            (XfsReverseFlags::ATTRIBUTES, Self::ATTRIBUTES),
+            (XfsReverseFlags::TREE_BLOCK, Self::TREE_BLOCK),
+            (XfsReverseFlags::UNWRITTEN, Self::UNWRITTEN),
+        ] {
+            flags |= if place.contains(flag) { bit } else { 0 };
+        }
+        Self {
+            owner: le::U64::new(owner),
+            start: le::U64::new(start.0),
+            offset: le::U64::new(offset & !place.bits()),
+            count: le::U32::new(count),
+            flags: le::U32::new(flags),
+        }
+    }
+
+    /// The offset of a reverse mapping, with the flags of records in the tree.
+    #[must_use]
+    pub fn reverse_offset(&self) -> u64 {
+        let mut flags = XfsReverseFlags::empty();
+        flags.set(XfsReverseFlags::ATTRIBUTES, self.is_attributes());
+        flags.set(XfsReverseFlags::TREE_BLOCK, self.is_tree_block());
+        flags.set(XfsReverseFlags::UNWRITTEN, self.is_reverse_unwritten());
+        flags.bits() | self.offset.get()
+    }
+
     /// Its blocks.
     #[must_use]
     pub fn extent(&self) -> (FsBlock, u32) {
@@ -246,6 +292,16 @@ impl XfsMapExtent {
 }
 
 impl XfsCountExtent {
+    /// The change `op` of the references to blocks.
+    #[must_use]
+    pub fn new(op: XfsCountOp, (start, count): (FsBlock, u32)) -> Self {
+        Self {
+            start: le::U64::new(start.0),
+            count: le::U32::new(count),
+            flags: le::U32::new(u32::from(op as u8)),
+        }
+    }
+
     /// Its blocks.
     #[must_use]
     pub fn extent(&self) -> (FsBlock, u32) {

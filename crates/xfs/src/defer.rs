@@ -1,0 +1,167 @@
+//! Work that later transactions do: changes that are too large for one transaction, or that would
+//! lock groups in the wrong order.
+//!
+//! An *intent* in the log says what is to be done. It is logged with the change that makes it
+//! necessary. The transaction that does it logs the *end* of the intent, with the intents of what
+//! follows. A crash between the two leaves the intent to recovery, ours or the kernel's.
+//!
+//! ```text
+//! a file loses an extent that it shares        log of a chain
+//!   mapping                                    BUI
+//!     reverse mapping                          BUD RUI
+//!       reference count                        RUD CUI
+//!         no reference left: free              CUD EFI
+//!                                              EFD
+//! ```
+//!
+//! `work` is one such change, `item` are intents and their ends.
+
+mod item;
+mod work;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use offshoot_kit::sync::Mutex;
+use offshoot_vfs::Result;
+use offshoot_xfs_format::Ino;
+
+use crate::trans::{XfsTransaction, XfsTransactions};
+use item::IntentEnd;
+pub(crate) use item::LoggedIntent;
+use work::DeferredKind;
+pub(crate) use work::{DeferredWork, FreedBlocks, MOST_UNMAPPED, tree_blocks};
+
+/// The records of an intent that we log. The kernel has up to 16.
+const MOST_RECORDS: usize = 8;
+
+/// The ids of intents, each unique among those that are pending.
+#[derive(Debug, Default)]
+pub(crate) struct IntentIds(Mutex<IntentIdsState>);
+
+#[derive(Debug, Default)]
+struct IntentIdsState {
+    last: u64,
+    /// Those of a log that was replayed.
+    taken: BTreeSet<u64>,
+}
+
+impl IntentIds {
+    /// Ids for a log with pending intents that have these.
+    pub(crate) fn beside(taken: BTreeSet<u64>) -> Self {
+        Self(Mutex::new(IntentIdsState { last: 0, taken }))
+    }
+
+    fn next(&self) -> u64 {
+        let mut state = self.0.lock();
+        loop {
+            state.last = state.last.wrapping_add(1);
+            if !state.taken.contains(&state.last) {
+                return state.last;
+            }
+        }
+    }
+}
+
+/// An intent in the log, and its work, all of one kind.
+#[derive(Debug)]
+struct LoggedWork {
+    intent: Arc<LoggedIntent>,
+    work: Vec<DeferredWork>,
+}
+
+/// Work whose intents are logged and that is still to be done.
+///
+/// Reverse mappings go before reference counts, and these before frees: a block is free only when
+/// nothing says otherwise. Mappings come last, so that few intents are pending at a time.
+#[derive(Debug)]
+pub(crate) struct DeferredChain<'a> {
+    ids: &'a IntentIds,
+    waiting: BTreeMap<DeferredKind, VecDeque<LoggedWork>>,
+}
+
+impl<'a> DeferredChain<'a> {
+    pub(crate) fn new(ids: &'a IntentIds) -> Self {
+        Self { ids, waiting: BTreeMap::new() }
+    }
+
+    /// Logs intents of work with the transaction.
+    pub(crate) fn defer(
+        &mut self,
+        transaction: &mut XfsTransaction<'_>,
+        work: impl IntoIterator<Item = DeferredWork>,
+    ) {
+        let mut by_kind = BTreeMap::<_, Vec<_>>::new();
+        for work in work {
+            by_kind.entry(work.kind()).or_default().push(work);
+        }
+        for (kind, mut work) in by_kind {
+            // An intent has its groups in the order in which they are locked.
+            let geometry = transaction.geometry();
+            work.sort_by_key(|work| geometry.split(work.extent().0).map(|(ag, _)| ag.0));
+            let most = if kind == DeferredKind::Map { 1 } else { MOST_RECORDS };
+            for work in work.chunks(most) {
+                let intent = Arc::new(LoggedIntent::new(self.ids.next(), kind, work));
+                transaction.add_item(intent.clone());
+                let logged = LoggedWork { intent, work: work.to_vec() };
+                self.waiting.entry(kind).or_default().push_back(logged);
+            }
+        }
+    }
+
+    /// Does the work of an intent in the transaction, ends it, and logs the intents of what
+    /// follows.
+    pub(crate) fn end(
+        &mut self,
+        transaction: &mut XfsTransaction<'_>,
+        intent: Arc<LoggedIntent>,
+        work: &[DeferredWork],
+    ) -> Result<()> {
+        let mut next = Vec::new();
+        for work in work {
+            work.perform(transaction, &mut next)?;
+        }
+        transaction.add_item(Arc::new(IntentEnd::of(intent)));
+        self.defer(transaction, next);
+        Ok(())
+    }
+
+    /// Does the next work in the transaction. Returns false when there is none.
+    fn step(&mut self, transaction: &mut XfsTransaction<'_>) -> Result<bool> {
+        let next = self.waiting.values_mut().find_map(VecDeque::pop_front);
+        let Some(LoggedWork { intent, work }) = next else { return Ok(false) };
+        self.end(transaction, intent, &work)?;
+        Ok(true)
+    }
+
+    fn is_empty(&self) -> bool {
+        self.waiting.values().all(VecDeque::is_empty)
+    }
+
+    /// Commits the transaction and does all work in further ones. The inodes `kept` stay locked.
+    pub(crate) fn finish(
+        mut self,
+        mut transaction: XfsTransaction<'_>,
+        kept: &[Ino],
+    ) -> Result<()> {
+        while !self.is_empty() {
+            transaction.roll(kept)?;
+            self.step(&mut transaction)?;
+        }
+        transaction.commit().map(drop)
+    }
+
+    /// Does all work, each step in a transaction of its own from `begin`.
+    pub(crate) fn finish_alone<'e>(
+        mut self,
+        transactions: &'e XfsTransactions,
+        begin: impl Fn(&'e XfsTransactions) -> Result<XfsTransaction<'e>>,
+    ) -> Result<()> {
+        while !self.is_empty() {
+            let mut transaction = begin(transactions)?;
+            self.step(&mut transaction)?;
+            transaction.commit()?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,299 @@
+//! What a replayed log leaves to do, done: intents without an end, unlinked inodes, and extents
+//! that are staged for copy on write.
+//!
+//! ```text
+//! tail                head
+//!  | records of before | BUD RUI | RUD | inodes are freed | staged extents are freed | unmount
+//!  '- the oldest intent holds the tail until its end is durable
+//! ```
+//!
+//! Each change is a transaction, and the log goes on behind its head. So when this is cut, what is
+//! done is in the log, and the next recovery, ours or the kernel's, finds what is left.
+//!
+//! Intents are ended in their order. What follows from them comes after the last of them: a later
+//! intent may be of the same chain.
+
+use std::sync::Arc;
+
+use offshoot_device::BlockDevice;
+use offshoot_kit::counter::WriteStop;
+use offshoot_vfs::{Code, Error, Result};
+use offshoot_xfs_format::geometry::XfsLayout;
+use offshoot_xfs_format::group::UNLINKED_LISTS;
+use offshoot_xfs_format::log::XfsLogItem;
+use offshoot_xfs_format::log::items::{
+    XfsCountExtent, XfsCountOp, XfsMapExtent, XfsMapOp, XfsReverseOp,
+};
+use offshoot_xfs_format::record::{MOST_FILE_BLOCKS, XfsOwner};
+use offshoot_xfs_format::superblock::XfsSuperblock;
+use offshoot_xfs_format::{AgIno, AgNumber, Ino, Lsn};
+
+use super::log::{VolumeLog, in_log};
+use super::pending::PendingIntents;
+use super::{CACHE_BYTES, NEXT_STEP, finish, not_done};
+use crate::buffer::{XfsBuffers, malformed};
+use crate::defer::{
+    DeferredChain, DeferredWork, FreedBlocks, IntentIds, LoggedIntent, MOST_UNMAPPED, tree_blocks,
+};
+use crate::group::{self, FreedFrom};
+use crate::inode::change::unmap_extents;
+use crate::log::{LogDisk, LoggedItem, XfsLog, XfsLogOptions};
+use crate::trans::{AgExtent, ForkName, XfsTransaction, XfsTransactionKind, XfsTransactions};
+
+/// The blocks that a transaction may take for trees that grow.
+const TREE_BLOCKS: u64 = 64;
+
+/// The staged extents of a group that are looked up at once.
+const STAGED_AT_ONCE: usize = 64;
+
+/// What was done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct CompletedWork {
+    pub(super) intents: u64,
+    /// Inodes that were freed.
+    pub(super) inodes: u64,
+    /// Extents that were freed.
+    pub(super) staged: u64,
+    /// Lists of unlinked inodes that were given up, because they could not be walked.
+    pub(super) cleared_lists: u64,
+}
+
+/// Does what is left to do, and empties the log. Everything that was replayed is durable.
+pub(super) fn complete(
+    device: &Arc<dyn BlockDevice>,
+    log: &VolumeLog,
+    intents: &PendingIntents,
+) -> Result<CompletedWork> {
+    let (_, superblock) = finish::first_superblock(device)?;
+    let old = OldIntent::all(intents)?;
+    let ids = IntentIds::beside(intents.ids().collect());
+    let transactions = start(device, &superblock, log, &old)?;
+    require_room(log, &transactions)?;
+    let completion = Completion { transactions: &transactions, ids: &ids };
+    let mut done = CompletedWork { intents: old.len() as u64, ..CompletedWork::default() };
+    completion.end_intents(old)?;
+    for ag in (0..superblock.geometry.ag_count).map(AgNumber) {
+        for list in 0..UNLINKED_LISTS {
+            completion.free_unlinked(ag, list, &mut done)?;
+        }
+    }
+    for ag in (0..superblock.geometry.ag_count).map(AgNumber) {
+        done.staged += completion.free_staged(ag)?;
+    }
+    transactions.unmount()?;
+    Ok(done)
+}
+
+/// Starts the log behind the head, and transactions over it.
+fn start(
+    device: &Arc<dyn BlockDevice>,
+    superblock: &XfsSuperblock,
+    log: &VolumeLog,
+    old: &[OldIntent],
+) -> Result<XfsTransactions> {
+    let stop = WriteStop::new(None);
+    let buffers =
+        Arc::new(XfsBuffers::new(device.clone(), superblock.geometry.clone(), CACHE_BYTES));
+    let counts = group::volume_counts(&buffers)?;
+    let holders =
+        old.iter().map(|old| -> (Arc<dyn LoggedItem>, Lsn) { (old.intent.clone(), old.lsn) });
+    let holders: Vec<_> = holders.collect();
+    let disk = LogDisk::new(device, superblock)?;
+    let log = XfsLog::start(disk, &log.ends, &holders, &stop, &XfsLogOptions::default())?;
+    Ok(XfsTransactions::new(buffers, log, superblock, counts, &stop))
+}
+
+/// Fails when the log has no room for a transaction: old intents hold the tail, so none comes free.
+fn require_room(log: &VolumeLog, transactions: &XfsTransactions) -> Result<()> {
+    let (ring, ends) = (log.disk.ring, &log.ends);
+    let free = u64::from(ring.free(ends.tail, ends.head).unwrap_or(0)) << 9;
+    let need = 2 * transactions.reservation(XfsTransactionKind::Truncate);
+    if free >= need {
+        return Ok(());
+    }
+    let what = format!(
+        "finishing what the log leaves to do, with {free} free bytes in the log where {need} are \
+         needed: {NEXT_STEP}"
+    );
+    Err(Error::unsupported(Code::LogNotReplayed, what))
+}
+
+/// An intent that the log has without its end.
+struct OldIntent {
+    intent: Arc<LoggedIntent>,
+    /// The transaction that it is of.
+    lsn: Lsn,
+    work: Vec<DeferredWork>,
+}
+
+impl OldIntent {
+    /// All of them, the oldest first.
+    fn all(intents: &PendingIntents) -> Result<Vec<Self>> {
+        let all = intents.oldest_first().into_iter();
+        all.map(|pending| {
+            let item = XfsLogItem::parse(pending.regions.regions()).map_err(malformed)?;
+            let work = DeferredWork::of_intent(&item).ok_or_else(|| not_done(&item))?;
+            let intent = Arc::new(LoggedIntent::of(&item));
+            Ok(Self { intent, lsn: pending.lsn, work })
+        })
+        .collect()
+    }
+}
+
+/// Why inodes of a list were not freed.
+enum ListFailure {
+    /// The list, or an inode of it, is damaged. Nothing of it is half done.
+    Damaged,
+    /// The volume cannot be recovered.
+    Fatal(Error),
+}
+
+impl From<Error> for ListFailure {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Corrupt(_) => Self::Damaged,
+            error => Self::Fatal(error),
+        }
+    }
+}
+
+struct Completion<'a> {
+    transactions: &'a XfsTransactions,
+    ids: &'a IntentIds,
+}
+
+/// Begins a transaction that frees more than it takes.
+fn begin(transactions: &XfsTransactions, kind: XfsTransactionKind) -> Result<XfsTransaction<'_>> {
+    let free = transactions.counters().counts().free_blocks;
+    transactions.begin_freeing(kind, TREE_BLOCKS.min(free))
+}
+
+fn begin_truncate(transactions: &XfsTransactions) -> Result<XfsTransaction<'_>> {
+    begin(transactions, XfsTransactionKind::Truncate)
+}
+
+impl Completion<'_> {
+    /// Ends all intents, and what follows from them.
+    fn end_intents(&self, old: Vec<OldIntent>) -> Result<()> {
+        let mut chain = DeferredChain::new(self.ids);
+        for OldIntent { intent, lsn, work } in old {
+            let mut transaction = begin_truncate(self.transactions)?;
+            chain.end(&mut transaction, intent, &work).map_err(|error| in_log(lsn, error))?;
+            transaction.commit()?;
+        }
+        chain.finish_alone(self.transactions, begin_truncate)?;
+        self.transactions.log().force_all()
+    }
+
+    /// Frees the inodes of a list. One that cannot be walked is cleared: its inodes are lost until
+    /// a repair finds them.
+    fn free_unlinked(&self, ag: AgNumber, list: usize, done: &mut CompletedWork) -> Result<()> {
+        loop {
+            let found = self.next_unlinked(ag, list).and_then(|ino| match ino {
+                Some(ino) => self.free_inode(ino).map(|()| true),
+                None => Ok(false),
+            });
+            match found {
+                Ok(true) => done.inodes += 1,
+                Ok(false) => return Ok(()),
+                Err(ListFailure::Damaged) => {
+                    done.cleared_lists += 1;
+                    return self.clear_list(ag, list);
+                }
+                Err(ListFailure::Fatal(error)) => return Err(error),
+            }
+        }
+    }
+
+    fn clear_list(&self, ag: AgNumber, list: usize) -> Result<()> {
+        let mut transaction = begin(self.transactions, XfsTransactionKind::ClearUnlinked)?;
+        group::clear_unlinked(&mut transaction, ag, list)?;
+        transaction.commit().map(drop)
+    }
+
+    /// The first inode of a list.
+    fn next_unlinked(
+        &self,
+        ag: AgNumber,
+        list: usize,
+    ) -> std::result::Result<Option<Ino>, ListFailure> {
+        let mut transaction = begin(self.transactions, XfsTransactionKind::ClearUnlinked)?;
+        let first: Option<AgIno> = group::first_unlinked(&mut transaction, ag, list)?;
+        Ok(first.map(|first| transaction.geometry().ino(ag, first)))
+    }
+
+    /// Frees an unlinked inode, and everything that it has.
+    fn free_inode(&self, ino: Ino) -> std::result::Result<(), ListFailure> {
+        let mut transaction = begin_truncate(self.transactions)?;
+        let inode = transaction.inode(ino)?;
+        if inode.core().is_free() || inode.core().links() != 0 {
+            let problem = "it is in a list of unlinked ones, and has links or is free";
+            return Err(inode.damaged(problem).into());
+        }
+        drop(transaction);
+        self.empty_fork(ino, ForkName::Data)?;
+        self.empty_fork(ino, ForkName::Attributes)?;
+        let mut transaction = begin(self.transactions, XfsTransactionKind::FreeInode)?;
+        group::leave_unlinked(&mut transaction, ino)?;
+        group::free_inode(&mut transaction, ino)?;
+        transaction.commit()?;
+        Ok(())
+    }
+
+    /// Takes all blocks from a fork.
+    fn empty_fork(&self, ino: Ino, fork: ForkName) -> std::result::Result<(), ListFailure> {
+        loop {
+            let mut transaction = begin_truncate(self.transactions)?;
+            if transaction.inode(ino)?.extent_count(fork) == 0 {
+                return Ok(());
+            }
+            let range = 0..MOST_FILE_BLOCKS;
+            let step = unmap_extents(&mut transaction, ino, fork, range, MOST_UNMAPPED)?;
+            let mut work: Vec<_> = tree_blocks(ino, fork, &step.tree_blocks).collect();
+            for extent in &step.extents {
+                let (of, blocks) = ((ino, fork), (extent.start, extent.count));
+                let t = &mut transaction;
+                work.extend(DeferredWork::reverse(t, XfsMapOp::Unmap, of, *extent)?);
+                work.push(DeferredWork::release(t, of, blocks)?);
+            }
+            let mut chain = DeferredChain::new(self.ids);
+            chain.defer(&mut transaction, work);
+            chain.finish(transaction, &[ino]).map_err(ListFailure::Fatal)?;
+        }
+    }
+
+    /// Frees the extents of a group that writes to shared blocks had staged. Returns how many.
+    fn free_staged(&self, ag: AgNumber) -> Result<u64> {
+        let mut count = 0;
+        loop {
+            let mut transaction = begin_truncate(self.transactions)?;
+            let staged = group::staged(&mut transaction, ag, STAGED_AT_ONCE)?;
+            drop(transaction);
+            if staged.is_empty() {
+                return Ok(count);
+            }
+            for extent in staged {
+                self.free_staged_extent(ag, extent)?;
+                count += 1;
+            }
+        }
+    }
+
+    fn free_staged_extent(&self, ag: AgNumber, extent: AgExtent) -> Result<()> {
+        let mut transaction = begin_truncate(self.transactions)?;
+        let geometry = transaction.geometry();
+        let blocks = (geometry.fs_block(ag, extent.start), extent.count);
+        let mut work = vec![
+            DeferredWork::Count(XfsCountExtent::new(XfsCountOp::Unstage, blocks)),
+            DeferredWork::Free(FreedBlocks { extent: blocks, from: FreedFrom::Nobody }),
+        ];
+        if geometry.layout.contains(XfsLayout::REVERSE_MAP) {
+            let owner = XfsOwner::Staging.number();
+            let map = XfsMapExtent::of_reverse(XfsReverseOp::Free, blocks, owner, 0);
+            work.push(DeferredWork::Reverse(map));
+        }
+        let mut chain = DeferredChain::new(self.ids);
+        chain.defer(&mut transaction, work);
+        chain.finish(transaction, &[])
+    }
+}
