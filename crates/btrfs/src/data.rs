@@ -43,7 +43,7 @@ pub(crate) use buffer::{Buffers, DirtyFile, FileBuffer, index, lend};
 use checksums::checksums;
 pub(crate) use checksums::{
     bytes_with_checksums, checksum_items, committed_sums, insert_checksums, insert_sums,
-    stored_sums, until_next_leaf_of_stale,
+    stored_sums, take_until_next_leaf, until_next_leaf_of_stale,
 };
 pub(crate) use decoded::DecodedExtents;
 use decoded::DecodedKey;

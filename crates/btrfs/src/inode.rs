@@ -40,6 +40,8 @@ mod names;
 pub(crate) mod orphans;
 pub(crate) mod rename;
 mod rooms;
+#[cfg(test)]
+mod stale_tests;
 pub(crate) mod subvolume;
 #[cfg(test)]
 mod tests;

@@ -15,6 +15,7 @@ use offshoot_vfs::{Error, Result, Structure};
 
 use super::index;
 use super::store::Sectors;
+use crate::space::Kept;
 use crate::transaction::{Base, TransactionHandle, remove_checksums_beside_writers};
 use crate::tree::{Cursor, TreeRoot};
 
@@ -119,10 +120,31 @@ pub(super) fn remove_stale_checksums(
     if are_there { remove_checksums_beside_writers(handle, logical, len) } else { Ok(()) }
 }
 
+/// Takes space for at most `wanted` bytes of data under `claim`, as `Space::take_data` does: no
+/// more than the handle has room for to remove stale checksums of it.
+pub(crate) fn take_until_next_leaf(
+    handle: &TransactionHandle<'_>,
+    claim: &Kept,
+    wanted: u64,
+) -> Result<(Logical, u64)> {
+    let base = handle.volume();
+    let (logical, taken) = handle.space().take_data(base, claim, wanted)?;
+    let len = until_next_leaf_of_stale(base, logical, taken);
+    let rest = taken - len.as_ref().unwrap_or(&0);
+    if rest > 0 {
+        handle.space().give_back(Logical(logical.0 + taken - rest), rest)?;
+    }
+    Ok((logical, len?))
+}
+
 /// The length of the beginning of `len` bytes from `logical` on whose stale checksums are all in
 /// one leaf. A step that reserves for one leaf of checksums can remove these.
 pub(crate) fn until_next_leaf_of_stale(volume: &Base, logical: Logical, len: u64) -> Result<u64> {
     let Some(root) = volume.csum_tree() else { return Ok(len) };
+    if len <= u64::from(volume.superblock().sector_size) {
+        // All checksums of one sector are in one item.
+        return Ok(len);
+    }
     let _whole = volume.live_part().map(|live| live.checksums.read());
     if !has_checksums(volume, logical, len)? {
         return Ok(len);

@@ -5,12 +5,8 @@
 //! sectors are changed item by item. A long range takes several transactions, so after a crash only
 //! its beginning may be done. Moving extents takes one transaction.
 
-#[cfg(test)]
-mod tests;
-
 use std::ops::Range;
 
-use offshoot_btrfs_format::Logical;
 use offshoot_btrfs_format::file_extent::{FileExtent, FileExtentBody};
 use offshoot_btrfs_format::inode::{InodeItem, inode_flags};
 use offshoot_vfs::{Code, Errno, Error, Fallocate, FileId, Result, Timestamp};
@@ -21,7 +17,7 @@ use super::write::{self, MAX_SIZE, buffer, has_stored, is_inline, regular};
 use super::write_back::{self, MOST_REPLACED, Patience, items_of, until_replaced};
 use crate::data::{
     OverlappingItem, drop_range, first_gap, insert_hole, overlaps, preallocate, shift,
-    until_next_leaf_of_stale,
+    take_until_next_leaf,
 };
 use crate::inode::{Rooms, RoomsHandle};
 use crate::space::{Claim, Kept};
@@ -234,7 +230,7 @@ impl<'v> AllocationWork<'v> {
         let (count, len) = until_replaced(self.volume, self.file, &gap, MOST_REPLACED)?;
         let handle = self.volume.join_for(items_of(self.volume, count), Claim::Work)?;
         let begun = self.begin(&handle)?;
-        let (logical, len) = self.take(&handle, room, len.min(room.bytes()))?;
+        let (logical, len) = take_until_next_leaf(&handle, room, len.min(room.bytes()))?;
         self.apply(&handle, begun, |item| {
             let change = preallocate(&handle, self.file, gap.start, logical, len)?;
             item.nbytes = item.nbytes.get().saturating_add_signed(change).into();
@@ -243,19 +239,6 @@ impl<'v> AllocationWork<'v> {
         })?;
         drop(room.split(len));
         Ok(gap.start + len)
-    }
-
-    /// Takes at most `wanted` bytes of data space: no more than the handle has room for to remove
-    /// stale checksums of them.
-    fn take(&self, handle: &RoomsHandle<'_>, room: &Kept, wanted: u64) -> Result<(Logical, u64)> {
-        let base = &self.volume.base;
-        let (logical, taken) = handle.space().take_data(base, room, wanted)?;
-        let len = until_next_leaf_of_stale(base, logical, taken);
-        let rest = taken - len.as_ref().unwrap_or(&0);
-        if rest > 0 {
-            handle.space().give_back(Logical(logical.0 + taken - rest), rest)?;
-        }
-        Ok((logical, len?))
     }
 
     /// Changes extents of the file and its inode item. Readers of the extents wait meanwhile.

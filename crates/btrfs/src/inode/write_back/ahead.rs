@@ -25,7 +25,8 @@ use super::super::{compression, inode_item, tree_of};
 use super::step::{OutgoingData, WriteBackStep};
 use super::{Patience, STEP_BYTES, discard};
 use crate::data::{
-    CompressionChunks, DataChecksums, FileBuffer, OrderedExtent, Sectors, WriteTarget, lend, target,
+    CompressionChunks, DataChecksums, FileBuffer, OrderedExtent, Sectors, WriteTarget, lend,
+    take_until_next_leaf, target, until_next_leaf_of_stale,
 };
 use crate::events::WRITEBACK;
 use crate::inode::Rooms;
@@ -43,6 +44,11 @@ impl UnreferencedSpace {
     /// The whole place of `extent`.
     fn of(extent: &OrderedExtent) -> Self {
         Self { logical: extent.logical, len: extent.data().len }
+    }
+
+    /// How much of the first `len` bytes one step can store: it removes one leaf of stale checksums.
+    pub(super) fn until_next_leaf(&self, volume: &Rooms, len: u64) -> Result<u64> {
+        until_next_leaf_of_stale(&volume.base, self.logical, len)
     }
 
     /// Takes the first `len` bytes.
@@ -144,14 +150,15 @@ fn begin(volume: &Rooms, file: FileId) -> Result<Option<(Arc<OrderedExtent>, boo
         return Ok(None);
     }
     let taken = lend(&live.space, &[(&buffer, data.len)], |claim| {
-        live.space.take_data(&volume.base, claim, data.len)
+        take_until_next_leaf(&handle, claim, data.len)
     });
     let (logical, len) = match taken {
         Err(error) if error.errno() == Errno::NOSPC => return Ok(None),
         taken => taken?,
     };
     if len < data.len {
-        // The free space is in pieces, so the data would become several extents.
+        // The free space is in pieces, or has many stale checksums, so the data would become
+        // several extents.
         UnreferencedSpace { logical, len }.give_back(volume)?;
         return Ok(None);
     }

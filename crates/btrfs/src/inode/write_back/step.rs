@@ -18,7 +18,8 @@ use super::{OTHER_ITEMS, Patience, change_inode, forget_data, join, leaves_of};
 use crate::data::{
     CompressionChunk, CompressionChunks, DataChecksums, FileBuffer, InlineData, MOST_AT_ONCE,
     Sectors, WriteTarget, bytes_with_checksums, checksum_items, extent_len, insert_hole, lend,
-    pack_inline, refer_to, store_inline, store_packed, store_preallocated, target, write_data,
+    pack_inline, refer_to, store_inline, store_packed, store_preallocated, take_until_next_leaf,
+    target, write_data,
 };
 use crate::events::WRITEBACK;
 use crate::inode::{Rooms, RoomsHandle};
@@ -178,6 +179,7 @@ impl<'v, 'b> WriteBackStep<'v, 'b> {
             WriteTarget::New(len) => len.min(data.len),
         };
         if let Some(written) = written {
+            let len = written.until_next_leaf(handle.volume(), len)?;
             return Ok((WriteBackDestination::Written(written.take(len)), data.first(len)));
         }
         lend(handle.space(), &[(self.buffer, self.data.len)], |claim| self.take(claim, len))
@@ -186,7 +188,7 @@ impl<'v, 'b> WriteBackStep<'v, 'b> {
     /// Allocates space for the first `len` bytes, or for fewer.
     fn take(&self, claim: &Kept, len: u64) -> Result<(WriteBackDestination, Sectors<'b>)> {
         let Self { handle, data, packed, .. } = self;
-        let take = |wanted| handle.space().take_data(&handle.volume().base, claim, wanted);
+        let take = |wanted| take_until_next_leaf(handle, claim, wanted);
         let mut places = Vec::new();
         for chunk in packed.iter().filter_map(|chunk| chunk.packed.as_ref()) {
             let wanted = chunk.len() as u64;

@@ -23,6 +23,7 @@ use super::super::{Locks, compression, inode_item, tree_of};
 use super::{change_inode, discard};
 use crate::data::{
     AlignedBytes, FileBuffer, FirstData, checksum_items, lend, overlaps, store_first,
+    take_until_next_leaf,
 };
 use crate::events::WRITEBACK;
 use crate::inode::{Rooms, RoomsHandle};
@@ -131,12 +132,13 @@ pub(super) fn store(volume: &Rooms, files: &[FileId]) -> Result<()> {
     Ok(())
 }
 
-/// Allocates so many bytes of data space in one piece, if there is one.
+/// Allocates so many bytes of data space in one piece, if there is one whose stale checksums are in
+/// one leaf.
 fn take(handle: &RoomsHandle<'_>, claim: &Kept, bytes: u64) -> Result<Option<Logical>> {
     if bytes == 0 {
         return Ok(Some(Logical(0)));
     }
-    let (place, len) = match handle.space().take_data(&handle.volume().base, claim, bytes) {
+    let (place, len) = match take_until_next_leaf(handle, claim, bytes) {
         Err(error) if error.errno() == Errno::NOSPC => return Ok(None),
         taken => taken?,
     };
