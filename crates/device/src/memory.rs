@@ -24,10 +24,10 @@
 //! The budget does not count pages that are copied because a snapshot shares them.
 
 use std::collections::{HashMap, hash_map};
-use std::hash::Hasher;
+use std::hash::{DefaultHasher, Hasher};
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::{fmt, io};
 
 use parking_lot::RwLock;
@@ -79,7 +79,38 @@ impl MemoryBudget {
 }
 
 /// The pages of one shard by number.
-type ShardPages = HashMap<u64, PageSlot>;
+#[derive(Clone, Debug, Default)]
+struct ShardPages {
+    slots: HashMap<u64, PageSlot>,
+    /// The hash of the pages, once it is computed, until one changes. Snapshots share it.
+    hash: OnceLock<u64>,
+}
+
+impl ShardPages {
+    /// The pages, to be changed.
+    fn slots_mut(&mut self) -> &mut HashMap<u64, PageSlot> {
+        self.hash = OnceLock::new();
+        &mut self.slots
+    }
+
+    fn hash(&self) -> u64 {
+        *self.hash.get_or_init(|| {
+            let mut hasher = DefaultHasher::new();
+            let mut numbers: Vec<_> = self.slots.keys().copied().collect();
+            numbers.sort_unstable();
+            for number in numbers {
+                hasher.write_u64(number);
+                match &self.slots[&number] {
+                    PageSlot::Zeros => hasher.write_u8(0),
+                    PageSlot::Undefined => hasher.write_u8(1),
+                    PageSlot::Written(page) => hasher.write(&page[..]),
+                }
+            }
+            hasher.finish()
+        })
+    }
+}
+
 type PageBytes = [u8; PAGE_LEN];
 
 /// A page that hides the page of the base.
@@ -171,21 +202,13 @@ impl MemoryDevice {
         }
     }
 
-    /// Feeds `hasher` with the number and the contents of every changed page: devices over the same
-    /// base with the same hash hold the same bytes. The cost is proportional to the changed pages.
+    /// Feeds `hasher` with the changed pages: devices over the same base with the same hash hold the
+    /// same bytes. The cost is proportional to the pages of the shards that changed since they were
+    /// last hashed, here or in the device of which this is a snapshot.
     pub fn hash_changes(&self, hasher: &mut impl Hasher) {
         for shard in &self.shards {
             let pages = shard.read().clone();
-            let mut numbers: Vec<_> = pages.keys().copied().collect();
-            numbers.sort_unstable();
-            for number in numbers {
-                hasher.write_u64(number);
-                match &pages[&number] {
-                    PageSlot::Zeros => hasher.write_u8(0),
-                    PageSlot::Undefined => hasher.write_u8(1),
-                    PageSlot::Written(page) => hasher.write(&page[..]),
-                }
-            }
+            hasher.write_u64(pages.hash());
         }
     }
 
@@ -201,7 +224,7 @@ impl MemoryDevice {
         let mut bytes = [0; PAGE_LEN];
         for shard in &self.shards {
             let pages = shard.read().clone();
-            for (number, slot) in &*pages {
+            for (number, slot) in &pages.slots {
                 let start = number * PAGE_BYTES;
                 let inside = small(PAGE_BYTES.min(self.size_bytes - start));
                 slot.read(start, &mut bytes[..inside]);
@@ -226,7 +249,7 @@ impl MemoryDevice {
         offset: u64,
     ) -> io::Result<&'a mut PageBytes> {
         let number = offset / PAGE_BYTES;
-        let slot = match Arc::make_mut(pages).entry(number) {
+        let slot = match Arc::make_mut(pages).slots_mut().entry(number) {
             hash_map::Entry::Occupied(slot) => slot.into_mut(),
             hash_map::Entry::Vacant(slot) => {
                 self.take_page()?;
@@ -270,9 +293,9 @@ impl MemoryDevice {
             } else {
                 let number = at / PAGE_BYTES;
                 let before = if !is_base {
-                    Arc::make_mut(&mut pages).insert(number, slot.clone())
-                } else if pages.contains_key(&number) {
-                    Arc::make_mut(&mut pages).remove(&number)
+                    Arc::make_mut(&mut pages).slots_mut().insert(number, slot.clone())
+                } else if pages.slots.contains_key(&number) {
+                    Arc::make_mut(&mut pages).slots_mut().remove(&number)
                 } else {
                     None
                 };
@@ -295,7 +318,7 @@ impl MemoryDevice {
         // Bytes without a page are read from the base in one request up to the next page.
         let mut uncovered = 0..0;
         for (at, piece) in pieces(range.clone(), PAGE_BYTES) {
-            let Some(page) = pages.get(&(at / PAGE_BYTES)) else {
+            let Some(page) = pages.slots.get(&(at / PAGE_BYTES)) else {
                 uncovered.end = piece.end;
                 continue;
             };

@@ -1,18 +1,18 @@
 //! Explores all states of a workload, and many workloads in parallel.
 
-use std::collections::hash_map::Entry;
-use std::collections::{HashMap, HashSet};
-use std::hash::{DefaultHasher, Hasher};
+mod states;
+
 use std::ops::AddAssign;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use offshoot_device::{BlockDevice, CrashPlan, MemoryDevice, RequestKind};
 use offshoot_vfs::{EntryPlace, Errno, NewFile, Result, Timestamp};
 
 use super::picture::{Picture, PictureId, ROOT};
-use super::record::{FailingRequest, Recorded, WorkloadProgress, as_devices};
+use super::record::{FailingRequest, Recorded, as_devices};
 use super::{OpenedVolume, TestedEngine, Workload};
+use states::WorkloadStates;
 
 /// The owner of the file that `change` makes in every state. No workload has that many operations,
 /// so none makes a file with this owner.
@@ -68,18 +68,22 @@ impl std::fmt::Display for ExplorationCounts {
 }
 
 impl StateExplorer<'_> {
-    /// Explores all of `workloads`, on all processors.
+    /// Explores all of `workloads`, on all processors. A single workload is explored by all of
+    /// them together.
     ///
     /// # Panics
     /// When a state breaks a promise. The message names the workloads, the states and what is
     /// wrong.
     pub fn explore_all(
         &self,
-        workloads: impl Iterator<Item = Workload> + Send,
+        mut workloads: impl Iterator<Item = Workload> + Send,
     ) -> ExplorationCounts {
         /// After this many failures, the explorer starts no further workload.
         const ENOUGH: usize = 5;
-        let workloads = Mutex::new(workloads);
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let first = [workloads.next(), workloads.next()];
+        let threads = if first[1].is_some() { 1 } else { processors };
+        let workloads = Mutex::new(first.into_iter().flatten().chain(workloads));
         let (tally, failures) = (Mutex::new(ExplorationCounts::default()), Mutex::new(Vec::new()));
         let entered = AtomicUsize::new(0);
         let next = || {
@@ -87,10 +91,10 @@ impl StateExplorer<'_> {
             if failed < ENOUGH { lock(&workloads).next() } else { None }
         };
         std::thread::scope(|scope| {
-            for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
+            for _ in 0..processors / threads {
                 scope.spawn(|| {
                     while let Some(workload) = next() {
-                        match self.explore_counted(&workload, &entered) {
+                        match self.explore_counted(&workload, &entered, threads) {
                             Ok(one) => *lock(&tally) += one,
                             Err(problem) => lock(&failures).push(format!("{workload}: {problem}")),
                         }
@@ -108,7 +112,7 @@ impl StateExplorer<'_> {
     /// # Errors
     /// The first state that breaks a promise.
     pub fn explore(&self, workload: &Workload) -> std::result::Result<ExplorationCounts, String> {
-        self.explore_counted(workload, &AtomicUsize::new(0))
+        self.explore_counted(workload, &AtomicUsize::new(0), 1)
     }
 
     /// Explores all states of one workload during which one request to a member fails. Each failure
@@ -133,8 +137,9 @@ impl StateExplorer<'_> {
                 for number in (member as u64 % every as u64..*count).step_by(every) {
                     let strike = FailingRequest { member, requests, number };
                     let recorded = Recorded::new(self.engine, &self.image, workload, Some(strike));
-                    let explored =
-                        recorded.and_then(|one| self.explore_recorded(one, workload, &entered));
+                    let explored = recorded.and_then(|one| {
+                        WorkloadStates::new(self, workload, one, &entered).explore(1)
+                    });
                     tally += explored.map_err(|e| format!("with {strike:?}: {e}"))?;
                 }
             }
@@ -146,71 +151,10 @@ impl StateExplorer<'_> {
         &self,
         workload: &Workload,
         entered: &AtomicUsize,
+        threads: usize,
     ) -> std::result::Result<ExplorationCounts, String> {
         let recorded = Recorded::new(self.engine, &self.image, workload, None)?;
-        self.explore_recorded(recorded, workload, entered)
-    }
-
-    fn explore_recorded(
-        &self,
-        Recorded { history, log, .. }: Recorded,
-        workload: &Workload,
-        entered: &AtomicUsize,
-    ) -> std::result::Result<ExplorationCounts, String> {
-        let mut tally = ExplorationCounts { workloads: 1, ..ExplorationCounts::default() };
-        let (mut seen, mut heads) = (HashMap::<u64, Picture>::new(), HashSet::new());
-        let plan = CrashPlan { tears: self.plan.tears && !workload.writes_in_place(), ..self.plan };
-        for state in log.states(&plan) {
-            let state = state.map_err(|e| e.to_string())?;
-            let what = format!("state {} ({})", state.number, state.description);
-            let WorkloadProgress { kept, latest } = WorkloadProgress::of(&state);
-            tally.states += 1;
-            let found = match seen.entry(hash(&state.devices)) {
-                Entry::Occupied(known) => known.into_mut(),
-                Entry::Vacant(new) => {
-                    let number = entered.fetch_add(1, Ordering::Relaxed);
-                    // A cut may leave two mirrors of in-place data that differ. A reader may get
-                    // either one, so the judge and the engine may see different data.
-                    let has_one_view = state.devices.len() == 1 || !workload.writes_in_place();
-                    let judge = self
-                        .judge
-                        .filter(|(_, every)| has_one_view && number.is_multiple_of(*every));
-                    let judge = judge.map(|(judge, _)| judge);
-                    let mut found =
-                        self.enter(state.devices, judge).map_err(|e| format!("{what}: {e}"))?;
-                    found.share_heads(&mut heads);
-                    tally.different += 1;
-                    tally.judged += usize::from(judge.is_some());
-                    new.insert(found)
-                }
-            };
-            let problems = history.judge(found, &kept, latest);
-            if !problems.is_empty() {
-                let problems = problems.join("\n  ");
-                return Err(format!(
-                    "{what}, promises {kept:?}, moment {latest} at the latest:\n  {problems}"
-                ));
-            }
-        }
-        Ok(tally)
-    }
-
-    /// Opens a state and changes it. `judge`, if given, looks at it first. Returns what the state
-    /// showed when it was opened.
-    fn enter(
-        &self,
-        devices: Vec<MemoryDevice>,
-        judge: Option<&StateJudge<'_>>,
-    ) -> std::result::Result<Picture, String> {
-        let devices: Vec<_> = devices.into_iter().map(Arc::new).collect();
-        if let Some(judge) = judge {
-            judge(&devices)?;
-        }
-        let found = enter(self.engine, &devices)?;
-        if found.corrupt() > 0 {
-            return Err("there is corrupt data".into());
-        }
-        Ok(found)
+        WorkloadStates::new(self, workload, recorded, entered).explore(threads)
     }
 }
 
@@ -244,15 +188,6 @@ pub(super) fn enter(
     } else {
         Err(format!("after a change there is {again:?}\nand before it {found:?}"))
     }
-}
-
-fn hash(devices: &[MemoryDevice]) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    for device in devices {
-        device.hash_changes(&mut hasher);
-        hasher.write_u8(0);
-    }
-    hasher.finish()
 }
 
 /// Drops what deleted subvolumes hold, makes a file with data, and syncs. If there is no room,

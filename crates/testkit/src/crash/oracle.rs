@@ -38,14 +38,17 @@
 //! synced file is: another operation may have moved it, and its own promise covers that. Nor does
 //! an `fsync` of a subvolume promise its path, because the path is not stored inside the subvolume.
 
+mod index;
 #[cfg(test)]
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
+use std::ops::RangeInclusive;
 
 use offshoot_vfs::{FileFlags, FileType};
 
+use self::index::{FileMove, HistoryIndex};
 use super::picture::{Picture, PictureFile, PictureId, PictureName, SECTOR};
 
 /// Extended attributes by name.
@@ -85,6 +88,7 @@ pub(super) struct History {
     pub(super) pictures: Vec<Picture>,
     pub(super) promises: Vec<DurablePromise>,
     pub(super) whose: PromiseMaker,
+    index: HistoryIndex,
 }
 
 /// The part of a history that one state is judged by.
@@ -97,7 +101,19 @@ pub(super) struct Judgement<'a> {
     problems: Vec<String>,
 }
 
+/// A description of a file or a name, made when there is something wrong with it.
+type Named<'f> = &'f dyn Fn() -> String;
+
+/// The names of each file in a picture.
+type FoundNames<'f> = BTreeMap<PictureId, BTreeSet<&'f PictureName>>;
+
 impl History {
+    /// Our promises at these moments.
+    pub(super) fn new(pictures: Vec<Picture>, promises: Vec<DurablePromise>) -> Self {
+        let index = HistoryIndex::new(&pictures);
+        Self { pictures, promises, whose: PromiseMaker::Ours, index }
+    }
+
     /// Lists what is wrong in `found`, given that the promises `kept` were made and that the
     /// operation before the moment `latest` had begun.
     pub(super) fn judge(&self, found: &Picture, kept: &[usize], latest: usize) -> Vec<String> {
@@ -121,76 +137,95 @@ impl History {
 
 impl<'a> Judgement<'a> {
     /// The moments that the file `of` may show.
-    fn moments(&self, of: PictureId) -> &'a [Picture] {
+    fn moments(&self, of: PictureId) -> RangeInclusive<usize> {
         self.moments_since(|promise| promise.of.is_none_or(|file| file == of))
     }
 
     /// The moments that the names in the directory `of` may show.
-    fn moments_of_names(&self, of: PictureId) -> &'a [Picture] {
+    fn moments_of_names(&self, of: PictureId) -> RangeInclusive<usize> {
         self.moments_since(|promise| {
             promise.of.is_none_or(|file| file == of && !promise.is_subvolume)
         })
     }
 
     /// The moments since the last kept promise that `is_made` selects.
-    fn moments_since(&self, is_made: impl Fn(&DurablePromise) -> bool) -> &'a [Picture] {
+    fn moments_since(&self, is_made: impl Fn(&DurablePromise) -> bool) -> RangeInclusive<usize> {
         let promises = self.kept.iter().map(|&kept| &self.history.promises[kept]);
         let since = promises.filter(|promise| is_made(promise)).map(|promise| promise.moment);
-        &self.history.pictures[since.max().unwrap_or(0)..=self.latest]
+        since.max().unwrap_or(0)..=self.latest
     }
 
     /// The moments that the times of the file `of` may show.
-    fn moments_of_times(&self, of: PictureId) -> &'a [Picture] {
+    fn moments_of_times(&self, of: PictureId) -> RangeInclusive<usize> {
         self.moments_since(|promise| promise.has_times && promise.of.is_none_or(|file| file == of))
     }
 
+    /// The versions of a file at these moments, without those in which it is not there.
+    fn versions(&self, id: PictureId, moments: &RangeInclusive<usize>) -> Vec<&'a PictureFile> {
+        let history = self.history;
+        let found = history.index.versions(id, moments).flatten();
+        found.map(|moment| &history.pictures[moment].files[&id]).collect()
+    }
+
     fn files(&mut self, found: &Picture) {
-        let known = self.history.pictures.iter().flat_map(|picture| picture.files.keys());
-        let all: BTreeSet<PictureId> = known.chain(found.files.keys()).copied().collect();
+        let mut found_names = FoundNames::new();
+        for (name, id) in &found.names {
+            found_names.entry(*id).or_default().insert(name);
+        }
+        let history = self.history;
+        let known = history.index.files();
+        let all: BTreeSet<PictureId> = known.chain(found.files.keys().copied()).collect();
         for id in all {
             self.size_of_directory(found, id);
             let moments = self.moments(id);
-            let path = moments.last().map_or_else(String::new, |last| last.path(id));
-            let of = format!("file {id} ({path})");
-            let versions = || moments.iter().filter_map(|picture| picture.files.get(&id));
+            let latest = &history.pictures[self.latest];
+            let of = || format!("file {id} ({})", latest.path(id));
+            let versions = self.versions(id, &moments);
+            let names = found_names.remove(&id).unwrap_or_default();
             match found.files.get(&id) {
-                None if versions().count() == moments.len() && !self.may_lose(id, moments) => {
-                    self.problems.push(format!("{of} is lost"));
+                None if history.index.versions(id, &moments).all(|version| version.is_some())
+                    && !self.may_lose(id, &moments) =>
+                {
+                    self.problems.push(format!("{} is lost", of()));
                 }
                 None => {}
-                Some(_) if versions().count() == 0 => {
-                    self.problems.push(format!("{of} is there, which it never was since"));
+                Some(_) if versions.is_empty() => {
+                    self.problems.push(format!("{} is there, which it never was since", of()));
                 }
                 Some(file) => {
-                    self.file(&of, file, found.names_of(id).len(), &versions);
+                    self.file(&of, file, names.len(), &versions);
                     self.times(&of, id, file);
                     self.settings(&of, id, file);
                 }
             }
-            self.names_of(&of, found, id, self.moments_of_names(id));
+            self.names_of(&of, &names, id);
         }
     }
 
     /// Whether a file may be lost although it always had a name.
-    fn may_lose(&self, id: PictureId, moments: &[Picture]) -> bool {
-        let counts: Vec<_> = moments.iter().map(|picture| picture.names_of(id).len()).collect();
+    fn may_lose(&self, id: PictureId, moments: &RangeInclusive<usize>) -> bool {
+        let sets = self.history.index.name_sets(id, moments);
+        let counts: Vec<_> = sets.map(|names| names.map_or(0, BTreeSet::len)).collect();
         self.history.whose == PromiseMaker::Kernels
             && counts.windows(2).any(|pair| pair[1] < pair[0])
     }
 
     /// Checks the names of a file, by rule 1.
-    fn names_of(&mut self, of: &str, found: &Picture, id: PictureId, moments: &[Picture]) {
-        let sets: Vec<_> = moments.iter().map(|picture| picture.names_of(id)).collect();
+    fn names_of(&mut self, of: Named<'_>, found: &BTreeSet<&PictureName>, id: PictureId) {
+        let moments = self.moments_of_names(id);
+        let none = BTreeSet::new();
+        let sets = self.history.index.name_sets(id, &moments);
+        let sets: Vec<_> = sets.map(|names| names.unwrap_or(&none)).collect();
         let is_of_moment =
-            |name: &&PictureName, is: bool| sets.iter().any(|set| set.contains(name) == is);
-        let found = found.names_of(id);
+            |name: &PictureName, is: bool| sets.iter().any(|set| set.contains(name) == is);
         let lost_a_name = sets.first().is_some_and(|first| {
             sets.iter().any(|set| first.iter().any(|name| !set.contains(name)))
         });
         // A log shows the names of a directory as they were when an `fsync` logged them. A name
         // that the file lost since is in no log, and then the last commit counts.
         let may_stay = |name: &PictureName| {
-            let committed = &self.moments_since(|promise| promise.of.is_none())[0];
+            let committed = *self.moments_since(|promise| promise.of.is_none()).start();
+            let committed = &self.history.pictures[committed];
             let promises = self.kept.iter().map(|&kept| &self.history.promises[kept]);
             let mut logged = promises.filter(|promise| promise.of.is_some());
             self.history.whose == PromiseMaker::Kernels
@@ -198,50 +233,44 @@ impl<'a> Judgement<'a> {
                 && (logged.any(|promise| self.history.pictures[promise.moment].leads(name, id))
                     || (lost_a_name && committed.leads(name, id)))
         };
-        let mut all = sets.iter().flatten().chain(&found);
+        let mut all = sets.iter().copied().flatten().chain(found.iter().copied());
         if !all.all(|name| is_of_moment(name, found.contains(name)) || may_stay(name)) {
-            self.problems.push(format!("{of}: names {found:?}, which may be of {sets:?}"));
+            self.problems.push(format!("{}: names {found:?}, which may be of {sets:?}", of()));
         }
     }
 
-    fn file<'f, V: Iterator<Item = &'f PictureFile>>(
-        &mut self,
-        of: &str,
-        file: &'f PictureFile,
-        names: usize,
-        versions: &dyn Fn() -> V,
-    ) {
-        self.one_of(of, "type", &file.kind, versions().map(|v| v.kind));
-        self.one_of(of, "attributes", &attributes(file), versions().map(attributes));
-        self.one_of(of, "target", &&file.target, versions().map(|v| &v.target));
+    fn file(&mut self, of: Named<'_>, file: &PictureFile, names: usize, versions: &[&PictureFile]) {
+        let all = || versions.iter().copied();
+        self.one_of(of, "type", &file.kind, all().map(|v| v.kind));
+        self.one_of(of, "attributes", &attributes(file), all().map(attributes));
+        self.one_of(of, "target", &&file.target, all().map(|v| &v.target));
         if file.kind != FileType::Directory && file.nlink as usize != names {
-            self.problems.push(format!("{of} has {names} names and counts {}", file.nlink));
+            self.problems.push(format!("{} has {names} names and counts {}", of(), file.nlink));
         }
-        if let Err(problem) = data(file, &versions().collect::<Vec<_>>()) {
-            self.problems.push(format!("{of}: {problem}"));
+        if let Err(problem) = data(file, versions) {
+            self.problems.push(format!("{}: {problem}", of()));
         }
-        let least = versions().map(|version| version.preallocated).min();
+        let least = all().map(|version| version.preallocated).min();
         let written = match self.history.whose {
             PromiseMaker::Ours => 0,
             PromiseMaker::Kernels => 2 * SECTOR,
         };
         if least.is_some_and(|least| file.preallocated + written < least) {
             let problem = format!("{} bytes are preallocated, of {least:?}", file.preallocated);
-            self.problems.push(format!("{of}: {problem}"));
+            self.problems.push(format!("{}: {problem}", of()));
         }
     }
 
-    fn settings(&mut self, of: &str, id: PictureId, file: &PictureFile) {
+    fn settings(&mut self, of: Named<'_>, id: PictureId, file: &PictureFile) {
         let moments = self.moments_since(|promise| promise.of.is_none());
-        let versions = moments.iter().filter_map(|picture| picture.files.get(&id));
+        let versions = self.versions(id, &moments).into_iter();
         self.one_of(of, "settings", &file.settings, versions.map(|version| version.settings));
     }
 
-    fn times(&mut self, of: &str, id: PictureId, file: &PictureFile) {
-        let moments = self.moments_of_times(id);
-        let versions = || moments.iter().filter_map(|picture| picture.files.get(&id));
-        self.one_of(of, "mtime", &file.mtime, versions().map(|v| v.mtime));
-        self.one_of(of, "ctime", &file.ctime, versions().map(|v| v.ctime));
+    fn times(&mut self, of: Named<'_>, id: PictureId, file: &PictureFile) {
+        let versions = self.versions(id, &self.moments_of_times(id));
+        self.one_of(of, "mtime", &file.mtime, versions.iter().map(|v| v.mtime));
+        self.one_of(of, "ctime", &file.ctime, versions.iter().map(|v| v.ctime));
     }
 
     /// Checks rule 8.
@@ -249,25 +278,14 @@ impl<'a> Judgement<'a> {
         if self.history.whose == PromiseMaker::Kernels {
             return;
         }
-        let pictures = &self.history.pictures[..=self.latest];
-        for (name, id) in &found.names {
-            let Some(at) = pictures.iter().position(|one| one.leads(name, *id)) else { continue };
-            let Some(before) = at.checked_sub(1).map(|before| &pictures[before]) else { continue };
-            let replaced = before.names.get(name).filter(|other| *other != id);
-            let is_file =
-                |id: &PictureId| before.files.get(id).is_some_and(|f| f.kind == FileType::Regular);
-            // An exchange replaces nothing.
-            let is_exchange = |other: &&PictureId| {
-                let gained = pictures[at].names_of(**other);
-                gained.iter().any(|name| !before.leads(name, **other))
-            };
-            let replaced = replaced.filter(|other| is_file(other) && !is_exchange(other));
-            if replaced.is_none() || !is_file(id) {
+        let History { pictures, index, .. } = self.history;
+        for replacement in index.replacements().iter().filter(|one| one.at <= self.latest) {
+            let (at, id, name) = (replacement.at, replacement.file, &replacement.name);
+            if !found.leads(name, id) {
                 continue;
             }
-            let versions: Vec<_> =
-                pictures[at - 1..].iter().filter_map(|picture| picture.files.get(id)).collect();
-            if let Some(Err(problem)) = found.files.get(id).map(|file| data(file, &versions)) {
+            let versions = self.versions(id, &(at - 1..=pictures.len() - 1));
+            if let Some(Err(problem)) = found.files.get(&id).map(|file| data(file, &versions)) {
                 let (dir, name) = (name.0, name.1.escape_ascii());
                 let of = format!("file {id}, which took the name {name} in directory {dir}");
                 self.problems.push(format!("{of} from another: {problem}"));
@@ -278,9 +296,10 @@ impl<'a> Judgement<'a> {
     /// Checks the second half of rule 3.
     fn size_of_directory(&mut self, found: &Picture, id: PictureId) {
         let file = found.files.get(&id).filter(|file| file.kind == FileType::Directory);
+        let Some(file) = file else { return };
         let names = found.names.keys().filter(|(dir, _)| *dir == id);
         let size = names.map(|(_, name)| 2 * name.len() as u64).sum();
-        if let Some(file) = file.filter(|file| file.size != size) {
+        if file.size != size {
             let problem = format!("directory {id} counts {}, and its names {size}", file.size);
             self.problems.push(problem);
         }
@@ -288,20 +307,20 @@ impl<'a> Judgement<'a> {
 
     /// Checks rule 2.
     fn names(&mut self, found: &Picture) {
-        let known = self.history.pictures.iter().flat_map(|picture| picture.names.keys());
-        let all: BTreeSet<&PictureName> = known.chain(found.names.keys()).collect();
-        let mut shown = BTreeMap::new();
+        let History { pictures, index, .. } = self.history;
+        let all: BTreeSet<&PictureName> = index.names().chain(found.names.keys()).collect();
         for name in all {
+            let of = || format!("the name {} in directory {}", name.1.escape_ascii(), name.0);
             let moments = self.moments(name.0);
-            let of = format!("the name {} in directory {}", name.1.escape_ascii(), name.0);
-            let bindings = moments.iter().map(|picture| picture.names.get(name));
+            let bindings = index.bindings(name, &moments);
             self.one_of(&of, "file", &found.names.get(name), bindings);
-            let first = self.latest + 1 - moments.len();
-            let is_of =
-                |at: &usize| self.history.pictures[*at].names.get(name) == found.names.get(name);
-            shown.insert(name, (first..=self.latest).filter(is_of).collect::<Vec<_>>());
         }
         let moves = self.moves(found);
+        let mut shown = BTreeMap::new();
+        for name in moves.iter().flat_map(|one| [&one.old, &one.new]) {
+            let is_of = |at: &usize| pictures[*at].names.get(name) == found.names.get(name);
+            shown.insert(name, self.moments(name.0).filter(is_of).collect::<Vec<_>>());
+        }
         if !are_whole(&moves, &shown, &BTreeMap::new()) {
             self.problems.push("a file that moved has both names".into());
         }
@@ -309,22 +328,14 @@ impl<'a> Judgement<'a> {
 
     /// The moves after which the found state has both names of the file. That is allowed only if
     /// the move gave the new name and a later operation gave the old name back.
-    fn moves(&self, found: &Picture) -> Vec<FileMove<'a>> {
-        let mut moves = Vec::new();
+    fn moves(&self, found: &Picture) -> Vec<&'a FileMove> {
         if self.history.whose == PromiseMaker::Kernels {
-            return moves;
+            return Vec::new();
         }
-        let pictures = &self.history.pictures[..=self.latest];
-        for (at, (before, behind)) in (1..).zip(pictures.iter().zip(&pictures[1..])) {
-            for (old, id) in before.names.iter().filter(|(name, id)| found.leads(name, **id)) {
-                let gained = behind.names_of(*id).into_iter();
-                let gained = gained.filter(|new| found.leads(new, *id) && !before.leads(new, *id));
-                if !behind.leads(old, *id) {
-                    moves.extend(gained.map(|new| FileMove { at, old, new }));
-                }
-            }
-        }
-        moves
+        let moves = self.history.index.moves().iter().filter(|one| one.at <= self.latest);
+        let has_both =
+            |one: &&FileMove| found.leads(&one.old, one.file) && found.leads(&one.new, one.file);
+        moves.filter(has_both).collect()
     }
 
     /// Checks rule 5.
@@ -339,58 +350,60 @@ impl<'a> Judgement<'a> {
         }
         let since = self.kept.iter().map(|&kept| self.history.promises[kept].moment).max();
         let moments = &self.history.pictures[since.unwrap_or(0)..=self.latest];
-        let shown = |picture: &Picture| {
-            let attributes = |(id, file): (&PictureId, &PictureFile)| {
-                let PictureFile { permissions, flags, rdev, nlink, xattrs, settings, .. } = file;
-                (*id, *permissions, *flags, *rdev, *nlink, xattrs.clone(), *settings)
-            };
-            (picture.names.clone(), picture.files.iter().map(attributes).collect::<Vec<_>>())
-        };
-        let found = shown(found);
-        if !moments.iter().any(|picture| shown(picture) == found) {
+        if !moments.iter().any(|picture| are_alike(picture, found)) {
             self.problems.push("names and attributes are not altogether as of one moment".into());
         }
     }
 
     fn one_of<T: PartialEq + Debug>(
         &mut self,
-        of: &str,
+        of: Named<'_>,
         what: &str,
         found: &T,
         versions: impl Iterator<Item = T>,
     ) {
         let versions: Vec<T> = versions.collect();
         if !versions.contains(found) {
+            let of = of();
             self.problems.push(format!("{of}: {what} {found:?}, which may be {versions:?}"));
         }
     }
 }
 
-/// A rename of a file.
-struct FileMove<'a> {
-    /// The moment after the rename.
-    at: usize,
-    old: &'a PictureName,
-    new: &'a PictureName,
+/// Whether two pictures have the same names and attributes.
+fn are_alike(one: &Picture, other: &Picture) -> bool {
+    let is_alike = |one: &PictureFile, other: &PictureFile| {
+        let PictureFile { permissions, flags, rdev, nlink, xattrs, settings, .. } = one;
+        *permissions == other.permissions
+            && *flags == other.flags
+            && *rdev == other.rdev
+            && *nlink == other.nlink
+            && *xattrs == other.xattrs
+            && *settings == other.settings
+    };
+    let mut pairs = one.files.iter().zip(&other.files);
+    one.names == other.names
+        && one.files.len() == other.files.len()
+        && pairs.all(|((id, file), (other_id, other))| id == other_id && is_alike(file, other))
 }
 
 /// Whether each name can be assigned one of the moments that it shows, so that no move is half
 /// done: if the new name of a move shows a moment after the move, the old name must do so too.
 /// `chosen` holds the names that have their moment already.
 fn are_whole<'a>(
-    moves: &[FileMove<'a>],
+    moves: &[&'a FileMove],
     shown: &BTreeMap<&'a PictureName, Vec<usize>>,
     chosen: &BTreeMap<&'a PictureName, usize>,
 ) -> bool {
-    let is_half = |&FileMove { at, old, new }: &FileMove<'a>| {
-        let is_behind = |name| chosen.get(name).map(|&moment| moment >= at);
+    let is_half = |FileMove { at, old, new, .. }: &FileMove| {
+        let is_behind = |name| chosen.get(name).map(|moment| moment >= at);
         is_behind(new) == Some(true) && is_behind(old) == Some(false)
     };
-    if moves.iter().any(is_half) {
+    if moves.iter().any(|one| is_half(one)) {
         return false;
     }
-    let mut names = moves.iter().flat_map(|one| [one.new, one.old]);
-    let Some(next) = names.find(|name| !chosen.contains_key(name)) else { return true };
+    let mut names = moves.iter().flat_map(|one| [&one.new, &one.old]);
+    let Some(next) = names.find(|name| !chosen.contains_key(*name)) else { return true };
     let moments = shown.get(next).into_iter().flatten();
     moments.copied().any(|moment| {
         let mut chosen = chosen.clone();

@@ -5,11 +5,11 @@
 //! time. The root has 0 for both.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
-use std::hash::{DefaultHasher, Hasher};
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
 use offshoot_vfs::{Error, FileFlags, FileId, FileSystem, FileType, Result, Structure, Timestamp};
+use xxhash_rust::xxh64::xxh64;
 
 use crate::compare::data_ranges;
 use crate::model::subvolumes::{Settings, SubvolumeCalls};
@@ -163,12 +163,6 @@ fn file(fs: &dyn FileSystem, subvolumes: &dyn SubvolumeCalls, file: FileId) -> R
     })
 }
 
-fn hash(sector: &[u8]) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    hasher.write(sector);
-    hasher.finish()
-}
-
 /// The hashes of all sectors, and the first bytes.
 fn sectors(fs: &dyn FileSystem, file: FileId, size: u64, head: &mut Vec<u8>) -> Result<Vec<u64>> {
     /// How much is read at once, in bytes.
@@ -186,7 +180,9 @@ fn sectors(fs: &dyn FileSystem, file: FileId, size: u64, head: &mut Vec<u8>) -> 
         if offset < HEAD {
             head.extend_from_slice(&buf[..len.min(usize::try_from(HEAD).expect("small"))]);
         }
-        sectors.extend(buf.chunks(usize::try_from(SECTOR).expect("small")).map(hash));
+        sectors.extend(
+            buf.chunks(usize::try_from(SECTOR).expect("small")).map(|sector| xxh64(sector, 0)),
+        );
     }
     Ok(sectors)
 }

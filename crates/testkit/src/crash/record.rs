@@ -8,7 +8,7 @@ use offshoot_device::{
     BlockDevice, CrashDevice, CrashLog, CrashState, Fault, FaultDevice, MemoryDevice, RequestKind,
 };
 
-use super::oracle::{DurablePromise, History, PromiseMaker};
+use super::oracle::{DurablePromise, History};
 use super::picture::{self, Picture, PictureId, ROOT};
 use super::workload::{Runner, Workload, WorkloadStep, find};
 use super::{MemberDevices, OpenedVolume, TestedEngine};
@@ -148,7 +148,7 @@ pub(super) fn history(
         let has_times = !matches!(step, WorkloadStep::Fdatasync(_));
         promises.push(DurablePromise { moment: pictures.len() - 1, of, is_subvolume, has_times });
     }
-    Ok(History { pictures, promises, whose: PromiseMaker::Ours })
+    Ok(History::new(pictures, promises))
 }
 
 /// The file at a path, and whether it is the root of a subvolume other than the top-level one.
