@@ -10,7 +10,9 @@
 //! because a loop device that stays behind harms the next program that uses it.
 //!
 //! Loop devices belong to the whole machine, and other programs take them at the same time. So
-//! attaching is tried again if another program took the free device first.
+//! attaching is tried again if another program took the free device first. Another program may
+//! also detach a device that is no longer its own. While we have the device open, the kernel puts
+//! that off until we close it.
 
 use std::ffi::{CString, OsStr};
 use std::fs::File;
@@ -30,6 +32,8 @@ use crate::run::try_run;
 pub struct AttachedLoop {
     device: String,
     image: PathBuf,
+    /// The open device, until we detach it.
+    held: Option<File>,
     before_detach: fn(&str),
 }
 
@@ -42,22 +46,35 @@ impl AttachedLoop {
         let sector_size = format!("--sector-size={sector_bytes}");
         let args: [&OsStr; 4] =
             ["--find".as_ref(), "--show".as_ref(), sector_size.as_ref(), image.as_os_str()];
+        let image = image.canonicalize().unwrap_or_else(|e| panic!("{}: {e}", image.display()));
         let mut reason = String::new();
         for attempt in 0..50 {
             let attached = {
                 let _turn = ATTACHING.lock().unwrap_or_else(PoisonError::into_inner);
                 try_run("losetup", &args)
             };
-            match attached {
-                Ok(device) => {
-                    let (device, image) = (device.trim().to_owned(), image.to_owned());
-                    return Self { device, image, before_detach: |_| {} };
-                }
+            let held = attached.and_then(|device| Self::hold(device.trim(), &image));
+            match held {
+                Ok(held) => return held,
                 Err(error) => reason = error,
             }
             std::thread::sleep(Duration::from_millis(10 + attempt * 4));
         }
         panic!("no loop device for {}: {reason}", image.display());
+    }
+
+    /// Opens `device`, to which `image` was attached.
+    ///
+    /// # Errors
+    /// Another program has detached it since.
+    fn hold(device: &str, image: &Path) -> Result<Self, String> {
+        let held = File::open(device).map_err(|error| format!("{device}: {error}"))?;
+        let (device, image) = (device.to_owned(), image.to_owned());
+        let held = Self { device, image, held: Some(held), before_detach: |_| {} };
+        if held.is_ours() {
+            return Ok(held);
+        }
+        Err(format!("{} lost its image again", held.device))
     }
 
     /// Calls `prepare` with the name of the device before it is detached.
@@ -81,6 +98,11 @@ impl AttachedLoop {
         // A loop device still holds an image that was removed before it.
         Some(file.trim().trim_end_matches(" (deleted)").to_owned())
     }
+
+    /// Whether our image is attached to the device now.
+    fn is_ours(&self) -> bool {
+        self.backing_file().is_some_and(|file| Path::new(&file) == self.image)
+    }
 }
 
 impl Drop for AttachedLoop {
@@ -89,14 +111,18 @@ impl Drop for AttachedLoop {
         let (mut is_requested, mut reason) = (false, "it is busy".to_owned());
         for attempt in 0..50 {
             // Once our image is detached, another program may already have taken the device.
-            if self.backing_file().is_none_or(|file| Path::new(&file) != self.image) {
+            if !self.is_ours() {
                 return;
             }
             // A device that is busy is detached when it is closed last. A second request may hit
             // the image that another program attaches then.
             if !is_requested {
                 match try_run("losetup", &["--detach", &self.device]) {
-                    Ok(_) => is_requested = true,
+                    Ok(_) => {
+                        is_requested = true;
+                        self.held = None;
+                        continue;
+                    }
                     Err(error) => reason = error,
                 }
             }
@@ -224,4 +250,34 @@ fn split_options(options: &str) -> (MountFlags, CString) {
 fn loudly(problem: &str) {
     assert!(std::thread::panicking(), "left behind: {problem}");
     eprintln!("left behind: {problem}");
+}
+
+#[cfg(test)]
+mod tests {
+    use offshoot_machine::{may_mount, skip};
+
+    use super::*;
+    use crate::scratch_dir;
+
+    /// Regression: the tests of another program detached a device twice. The second request hit
+    /// the image that we had attached to it by then.
+    #[test]
+    fn an_image_stays_when_another_program_detaches_its_device() {
+        if let Err(reason) = may_mount() {
+            return skip(&reason);
+        }
+        let dir = scratch_dir();
+        let image = dir.path().join("image");
+        std::fs::write(&image, vec![7; 1 << 20]).expect("there is room");
+        let attached = AttachedLoop::attach(&image, 512);
+        let device = attached.device().to_owned();
+        try_run("losetup", &["--detach", &device]).expect("a request is accepted");
+        let found = std::fs::read(&device).expect("it reads");
+        assert!(found == vec![7; 1 << 20], "{} bytes", found.len());
+        assert!(attached.is_ours());
+        drop(attached);
+        let file = format!("/sys/block/{}/loop/backing_file", &device["/dev/".len()..]);
+        let left = std::fs::read_to_string(file).unwrap_or_default();
+        assert_ne!(Path::new(left.trim()), image, "it is detached");
+    }
 }

@@ -1,5 +1,6 @@
 //! States judged from outside: by `btrfs check`, and by the kernel, which mounts and changes them.
 
+use std::ffi::OsStr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -13,7 +14,7 @@ use offshoot_testkit::btrfs::outside::{change, require_change, require_same};
 use offshoot_testkit::compare::{Aspect, Compare};
 use offshoot_testkit::crash::{MemberDevices, TestedEngine};
 use offshoot_testkit::kernel_log::KernelLog;
-use offshoot_testkit::run::try_run;
+use offshoot_testkit::run::command;
 use offshoot_vfs::{SetAttr, Timestamp};
 
 use crate::engine::OURS;
@@ -203,7 +204,20 @@ fn with_superblocks(devices: &[Arc<MemoryDevice>]) -> Result<Vec<Arc<MemoryDevic
 }
 
 fn check(disks: &Disks) -> Result<(), String> {
-    let attached = AttachedImages::new(disks.images());
-    let words = ["check", "--readonly", "--check-data-csum", attached.devices()[0]];
-    try_run("btrfs", &words).map(drop).map_err(|e| format!("btrfs check: {e}"))
+    let images = disks.images();
+    let check = |place: &OsStr| {
+        let mut check = command("btrfs");
+        check.args(["check", "--readonly", "--check-data-csum"]).arg(place);
+        check.output().expect("btrfs check runs")
+    };
+    // Only several members have to be block devices.
+    let output = match images {
+        [image] => check(image.as_ref()),
+        _ => AttachedImages::new(images).checked(|device| check(device.as_ref())),
+    };
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = [output.stdout, output.stderr].concat();
+    Err(format!("btrfs check: {}: {}", output.status, String::from_utf8_lossy(&said)))
 }
