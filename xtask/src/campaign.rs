@@ -50,7 +50,11 @@ const CAMPAIGNS: [Campaign; 9] = [
         package: "offshoot-cli",
         targets: &["--test", "mount"],
         test: Some("campaign::campaign"),
-        options: &[("--seconds", "OFFSHOOT_SECONDS"), ("--seed", "OFFSHOOT_SEED")],
+        options: &[
+            ("--part", "OFFSHOOT_PART"),
+            ("--seconds", "OFFSHOOT_SECONDS"),
+            ("--seed", "OFFSHOOT_SEED"),
+        ],
         always: &[],
     },
     Campaign {
