@@ -202,9 +202,9 @@ impl MemoryDevice {
         }
     }
 
-    /// Feeds `hasher` with the changed pages: devices over the same base with the same hash hold the
-    /// same bytes. The cost is proportional to the pages of the shards that changed since they were
-    /// last hashed, here or in the device of which this is a snapshot.
+    /// Feeds `hasher` with the changed pages: devices over the same base with the same hash hold
+    /// the same bytes. The cost is proportional to the pages of the shards that changed since they
+    /// were last hashed, here or in the device of which this is a snapshot.
     pub fn hash_changes(&self, hasher: &mut impl Hasher) {
         for shard in &self.shards {
             let pages = shard.read().clone();

@@ -1,5 +1,5 @@
-//! Regression tests: free space of a damaged volume has stale checksums, in many leaves. A step that
-//! takes this space removes those of one leaf, because it reserves for one.
+//! Regression tests: free space of a damaged volume has stale checksums, in many leaves. A step
+//! that takes this space removes those of one leaf, because it reserves for one.
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -223,8 +223,8 @@ impl CheckComplaints {
         // The free range that a group counts changes with every write. Another line of the same
         // complaint names the group, and that stays. So it is with a run of checksums a part of
         // which has no extent: `btrfs check` looks only at runs that are followed by others.
-        // The search for members meets damaged volumes of other tests. If the superblock of this one
-        // were wrong, it would not be opened.
+        // The search for members meets damaged volumes of other tests. If the superblock of this
+        // one were wrong, it would not be opened.
         const HARMLESS: [&str; 29] = [
             "warning line #",
             "wanted bytes #, found #",

@@ -102,7 +102,7 @@ pub(super) struct Judgement<'a> {
 }
 
 /// A description of a file or a name, made when there is something wrong with it.
-type Named<'f> = &'f dyn Fn() -> String;
+type ProblemSubject<'f> = &'f dyn Fn() -> String;
 
 /// The names of each file in a picture.
 type FoundNames<'f> = BTreeMap<PictureId, BTreeSet<&'f PictureName>>;
@@ -211,7 +211,7 @@ impl<'a> Judgement<'a> {
     }
 
     /// Checks the names of a file, by rule 1.
-    fn names_of(&mut self, of: Named<'_>, found: &BTreeSet<&PictureName>, id: PictureId) {
+    fn names_of(&mut self, of: ProblemSubject<'_>, found: &BTreeSet<&PictureName>, id: PictureId) {
         let moments = self.moments_of_names(id);
         let none = BTreeSet::new();
         let sets = self.history.index.name_sets(id, &moments);
@@ -239,7 +239,13 @@ impl<'a> Judgement<'a> {
         }
     }
 
-    fn file(&mut self, of: Named<'_>, file: &PictureFile, names: usize, versions: &[&PictureFile]) {
+    fn file(
+        &mut self,
+        of: ProblemSubject<'_>,
+        file: &PictureFile,
+        names: usize,
+        versions: &[&PictureFile],
+    ) {
         let all = || versions.iter().copied();
         self.one_of(of, "type", &file.kind, all().map(|v| v.kind));
         self.one_of(of, "attributes", &attributes(file), all().map(attributes));
@@ -261,13 +267,13 @@ impl<'a> Judgement<'a> {
         }
     }
 
-    fn settings(&mut self, of: Named<'_>, id: PictureId, file: &PictureFile) {
+    fn settings(&mut self, of: ProblemSubject<'_>, id: PictureId, file: &PictureFile) {
         let moments = self.moments_since(|promise| promise.of.is_none());
         let versions = self.versions(id, &moments).into_iter();
         self.one_of(of, "settings", &file.settings, versions.map(|version| version.settings));
     }
 
-    fn times(&mut self, of: Named<'_>, id: PictureId, file: &PictureFile) {
+    fn times(&mut self, of: ProblemSubject<'_>, id: PictureId, file: &PictureFile) {
         let versions = self.versions(id, &self.moments_of_times(id));
         self.one_of(of, "mtime", &file.mtime, versions.iter().map(|v| v.mtime));
         self.one_of(of, "ctime", &file.ctime, versions.iter().map(|v| v.ctime));
@@ -357,7 +363,7 @@ impl<'a> Judgement<'a> {
 
     fn one_of<T: PartialEq + Debug>(
         &mut self,
-        of: Named<'_>,
+        of: ProblemSubject<'_>,
         what: &str,
         found: &T,
         versions: impl Iterator<Item = T>,

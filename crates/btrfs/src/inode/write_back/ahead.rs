@@ -46,7 +46,8 @@ impl UnreferencedSpace {
         Self { logical: extent.logical, len: extent.data().len }
     }
 
-    /// How much of the first `len` bytes one step can store: it removes one leaf of stale checksums.
+    /// How much of the first `len` bytes one step can store, which removes one leaf of stale
+    /// checksums.
     pub(super) fn until_next_leaf(&self, volume: &Rooms, len: u64) -> Result<u64> {
         until_next_leaf_of_stale(&volume.base, self.logical, len)
     }

@@ -13,7 +13,7 @@ use crate::crash::picture::{Picture, PictureFile, PictureId, PictureName};
 
 /// What a file or a name is from each of these moments on, up to the next; `None` where it is not
 /// there.
-type Versions<T> = Vec<(usize, Option<T>)>;
+type MomentVersions<T> = Vec<(usize, Option<T>)>;
 
 /// The names of a file.
 type NameSet = BTreeSet<PictureName>;
@@ -21,11 +21,11 @@ type NameSet = BTreeSet<PictureName>;
 #[derive(Debug)]
 pub(super) struct HistoryIndex {
     /// The versions of each file, as the moment in which each is found.
-    files: BTreeMap<PictureId, Versions<usize>>,
+    files: BTreeMap<PictureId, MomentVersions<usize>>,
     /// The names of each file, from each moment on in which they change.
-    names_of: BTreeMap<PictureId, Versions<NameSet>>,
+    names_of: BTreeMap<PictureId, MomentVersions<NameSet>>,
     /// The file that each name leads to.
-    names: BTreeMap<PictureName, Versions<PictureId>>,
+    names: BTreeMap<PictureName, MomentVersions<PictureId>>,
     moves: Vec<FileMove>,
     replacements: Vec<FileReplacement>,
 }
@@ -175,12 +175,12 @@ impl HistoryIndex {
     }
 }
 
-fn current<T>(versions: &Versions<T>) -> Option<&T> {
+fn current<T>(versions: &MomentVersions<T>) -> Option<&T> {
     versions.last().and_then(|(_, version)| version.as_ref())
 }
 
 /// Adds a version that begins at the moment `at`.
-fn add<T>(versions: &mut Versions<T>, at: usize, version: T) {
+fn add<T>(versions: &mut MomentVersions<T>, at: usize, version: T) {
     if versions.is_empty() && at > 0 {
         versions.push((0, None));
     }
@@ -189,7 +189,7 @@ fn add<T>(versions: &mut Versions<T>, at: usize, version: T) {
 
 /// Ends the versions of everything that is not there at the moment `at`.
 fn end_missing<K: Ord, T>(
-    all: &mut BTreeMap<K, Versions<T>>,
+    all: &mut BTreeMap<K, MomentVersions<T>>,
     at: usize,
     is_there: impl Fn(&K) -> bool,
 ) {
@@ -202,7 +202,7 @@ fn end_missing<K: Ord, T>(
 
 /// The versions that there are at these moments.
 fn at<'v, T>(
-    versions: Option<&'v Versions<T>>,
+    versions: Option<&'v MomentVersions<T>>,
     moments: &RangeInclusive<usize>,
 ) -> impl Iterator<Item = Option<&'v T>> + use<'v, T> {
     let all = versions.map_or(&[][..], Vec::as_slice);
