@@ -262,7 +262,7 @@ fn assert_nothing_is_left(engine: &XfsTransactions) {
 }
 
 /// What a test does.
-struct ChurnPlan {
+struct UnnamedChurnPlan {
     /// The options of `mkfs.xfs`.
     options: &'static str,
     seed: u64,
@@ -275,7 +275,7 @@ struct ChurnPlan {
     logged: u64,
 }
 
-impl ChurnPlan {
+impl UnnamedChurnPlan {
     /// One thread in two groups.
     fn of_run(options: &'static str) -> Self {
         let threads = vec![(0, 2)];
@@ -293,7 +293,7 @@ fn volume(options: &str) -> Option<(XfsDisk, XfsTransactions)> {
     Some((disk, engine))
 }
 
-fn churn(plan: &ChurnPlan) {
+fn churn(plan: &UnnamedChurnPlan) {
     let Some((disk, engine)) = volume(plan.options) else { return };
     let churn = |(seed, &(first, count)): (u64, &(u32, u32))| UnnamedChurn {
         calm: plan.calm,
@@ -336,50 +336,53 @@ fn assert_closes_clean(disk: &XfsDisk, engine: XfsTransactions) {
 
 #[test]
 fn judges_find_a_volume_of_today_clean() {
-    churn(&ChurnPlan { steps: 3_000, ..ChurnPlan::of_run("") });
+    churn(&UnnamedChurnPlan { steps: 3_000, ..UnnamedChurnPlan::of_run("") });
 }
 
 #[test]
 fn judges_find_small_blocks_clean() {
-    churn(&ChurnPlan { steps: 3_000, ..ChurnPlan::of_run("-b size=1024") });
+    churn(&UnnamedChurnPlan { steps: 3_000, ..UnnamedChurnPlan::of_run("-b size=1024") });
 }
 
 #[test]
 fn judges_find_a_volume_without_reverse_map_clean() {
-    churn(&ChurnPlan::of_run("-m rmapbt=0"));
+    churn(&UnnamedChurnPlan::of_run("-m rmapbt=0"));
 }
 
 #[test]
 fn judges_find_a_volume_without_shared_blocks_clean() {
-    churn(&ChurnPlan::of_run("-m reflink=0,rmapbt=0"));
+    churn(&UnnamedChurnPlan::of_run("-m reflink=0,rmapbt=0"));
 }
 
 #[test]
 fn judges_find_large_sectors_clean() {
-    churn(&ChurnPlan::of_run("-s size=4096"));
+    churn(&UnnamedChurnPlan::of_run("-s size=4096"));
 }
 
 #[test]
 fn judges_find_a_volume_clean_whose_log_has_wrapped() {
     let logged = 70 << 20;
-    churn(&ChurnPlan { steps: 18_000, calm: 1, logged, ..ChurnPlan::of_run("") });
+    churn(&UnnamedChurnPlan { steps: 18_000, calm: 1, logged, ..UnnamedChurnPlan::of_run("") });
 }
 
 #[test]
 fn judges_find_a_volume_clean_that_threads_changed_in_groups_of_their_own() {
-    churn(&ChurnPlan { threads: vec![(0, 1), (1, 1), (3, 1)], ..ChurnPlan::of_run("") });
+    churn(&UnnamedChurnPlan {
+        threads: vec![(0, 1), (1, 1), (3, 1)],
+        ..UnnamedChurnPlan::of_run("")
+    });
 }
 
 #[test]
 fn judges_find_a_volume_clean_that_threads_changed_in_one_group() {
-    churn(&ChurnPlan { threads: vec![(0, 1), (0, 1)], ..ChurnPlan::of_run("") });
+    churn(&UnnamedChurnPlan { threads: vec![(0, 1), (0, 1)], ..UnnamedChurnPlan::of_run("") });
 }
 
 /// With this seed an empty range in the middle of an extent was unmapped: it cut the extent in two,
 /// and the file did not count the second part.
 #[test]
 fn judges_find_a_volume_clean_after_an_empty_range_was_unmapped() {
-    churn(&ChurnPlan { seed: 770_497_576, steps: 3_000, ..ChurnPlan::of_run("") });
+    churn(&UnnamedChurnPlan { seed: 770_497_576, steps: 3_000, ..UnnamedChurnPlan::of_run("") });
 }
 
 #[test]
