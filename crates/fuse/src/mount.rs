@@ -11,8 +11,8 @@
 //! - `sync` and `syncfs` reach the serving process (SYNCFS, since Linux 6.18);
 //! - unmounting waits until the serving process has stored everything (DESTROY);
 //! - the device number of the mount is that of the block device;
-//! - the kernel holds the block device exclusively, and gives it up when the mount has ended. Before
-//!   that it waits for DESTROY, or ends the connection without asking ([`has_ended`],
+//! - the kernel holds the block device exclusively, and gives it up when the mount has ended.
+//!   Before that it waits for DESTROY, or ends the connection without asking ([`has_ended`],
 //!   [`Mounter::reclaim`]).
 
 use std::ffi::{CString, OsStr, OsString};

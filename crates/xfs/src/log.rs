@@ -305,6 +305,12 @@ impl XfsLog {
         self.shared.end()
     }
 
+    /// The free bytes of the log with which a ticket of one step of `bytes` does not wait.
+    pub(crate) fn room_for(&self, bytes: u64) -> u64 {
+        let sizes = &self.shared.sizes;
+        sizes.checkpoint(bytes) + sizes.ring.saturating_sub(sizes.capacity())
+    }
+
     /// What the log did.
     pub(crate) fn statistics(&self) -> LogStatistics {
         self.shared.counters.get()

@@ -85,8 +85,8 @@ pub struct XfsRecovery {
     pub freed_inodes: u64,
     /// The extents that were staged for copy on write, and that were freed.
     pub freed_extents: u64,
-    /// The lists of unlinked inodes that were damaged, and were emptied. Their inodes are lost until
-    /// a repair finds them.
+    /// The lists of unlinked inodes that were damaged, and were emptied. Their inodes are lost
+    /// until a repair finds them.
     pub lost_lists: u64,
 }
 

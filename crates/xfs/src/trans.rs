@@ -11,8 +11,8 @@
 //! Readers take no lock: they see what the last commit has published, and never a part of a
 //! transaction. Dropping a transaction undoes it.
 //!
-//! Locks are taken in this order: inodes ascending by number, AGI, clusters of inodes, AGF ascending
-//! by group, blocks of trees from the root.
+//! Locks are taken in this order: inodes ascending by number, AGI, clusters of inodes, AGF
+//! ascending by group, blocks of trees from the root.
 //!
 //! | file | what it holds |
 //! |---|---|
@@ -127,10 +127,9 @@ impl XfsTransactions {
         &self.counters
     }
 
-    /// The log space that all steps of a transaction of a kind may take, in bytes.
-    pub(crate) fn reservation(&self, kind: XfsTransactionKind) -> u64 {
-        let XfsLogReservation { bytes, count } = self.reservations.get(kind);
-        bytes * count
+    /// The free bytes of the log with which [`begin_step`](Self::begin_step) does not wait.
+    pub(crate) fn room_for_step(&self, kind: XfsTransactionKind) -> u64 {
+        self.log.room_for(self.reservations.get(kind).bytes)
     }
 
     /// Begins a transaction that may take up to `blocks` free blocks. It waits for log space, so
@@ -143,28 +142,22 @@ impl XfsTransactions {
         kind: XfsTransactionKind,
         blocks: u64,
     ) -> Result<XfsTransaction<'_>> {
-        self.begin_as(kind, blocks, false)
+        let XfsLogReservation { bytes, count } = self.reservations.get(kind);
+        let ticket = self.log.reserve(bytes, u32::try_from(count).unwrap_or(1))?;
+        self.counters.promise(blocks, false)?;
+        Ok(XfsTransaction::new(self, ticket, blocks))
     }
 
     /// The same for one that ends with more free space than it began with: it may take blocks that
-    /// are held back from files.
-    pub(crate) fn begin_freeing(
+    /// are held back from files. It has log space for one step: old intents may hold the tail of a
+    /// log that is nearly full.
+    pub(crate) fn begin_step(
         &self,
         kind: XfsTransactionKind,
         blocks: u64,
     ) -> Result<XfsTransaction<'_>> {
-        self.begin_as(kind, blocks, true)
-    }
-
-    fn begin_as(
-        &self,
-        kind: XfsTransactionKind,
-        blocks: u64,
-        may_take_all: bool,
-    ) -> Result<XfsTransaction<'_>> {
-        let XfsLogReservation { bytes, count } = self.reservations.get(kind);
-        let ticket = self.log.reserve(bytes, u32::try_from(count).unwrap_or(1))?;
-        self.counters.promise(blocks, may_take_all)?;
+        let ticket = self.log.reserve(self.reservations.get(kind).bytes, 1)?;
+        self.counters.promise(blocks, true)?;
         Ok(XfsTransaction::new(self, ticket, blocks))
     }
 

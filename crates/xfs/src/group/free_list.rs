@@ -31,6 +31,10 @@ fn needed(t: &XfsTransaction<'_>, agf: &Agf) -> u32 {
     of(0, levels.free) + of(1, levels.free) + reverse
 }
 
+/// The blocks that one change gives back at most. Each may change three trees, and a list may be
+/// longer than it needs to be.
+const MOST_GIVEN_BACK: u32 = 4;
+
 /// Fills the list, or gives back what it has too much. Locks the AGF.
 pub(super) fn prepare(t: &mut XfsTransaction<'_>, ag: AgNumber) -> Result<()> {
     let start = agf(t, ag)?;
@@ -40,13 +44,18 @@ pub(super) fn prepare(t: &mut XfsTransaction<'_>, ag: AgNumber) -> Result<()> {
     }
     // Each step may itself take from the list and give to it, so the steps are bounded.
     let most_steps = u32::try_from(Agfl::size(t.geometry())).unwrap_or(u32::MAX);
+    let mut given_back = 0;
     for _ in 0..most_steps {
         let now = agf(t, ag)?;
         let (have, need) = (now.flcount.get(), needed(t, &now));
         match have.cmp(&need) {
-            Ordering::Less => fill(t, ag, need - have)?,
             Ordering::Equal => break,
+            // Without any free block: a change may do with fewer, and an allocation finds none.
+            Ordering::Less if !fill(t, ag, need - have)? => break,
+            Ordering::Less => {}
+            Ordering::Greater if given_back == MOST_GIVEN_BACK => break,
             Ordering::Greater => {
+                given_back += 1;
                 let extent = AgExtent { start: take(t, ag)?, count: 1 };
                 let owner = ReverseOwner::special(XfsOwner::FreeTrees);
                 reverse::unmap(t, ag, &owner.over(extent))?;
@@ -58,15 +67,15 @@ pub(super) fn prepare(t: &mut XfsTransaction<'_>, ag: AgNumber) -> Result<()> {
     Ok(())
 }
 
-/// Adds up to `count` blocks, in one extent.
-fn fill(t: &mut XfsTransaction<'_>, ag: AgNumber, count: u32) -> Result<()> {
+/// Adds up to `count` blocks, in one extent. Returns false when the group has no free block.
+fn fill(t: &mut XfsTransaction<'_>, ag: AgNumber, count: u32) -> Result<bool> {
     let wish = ExtentWish { most: count, may_be_busy: true, ..ExtentWish::blocks(1) };
-    let extent = take_free(t, ag, &wish)?.ok_or_else(|| no_space(ag))?;
+    let Some(extent) = take_free(t, ag, &wish)? else { return Ok(false) };
     reverse::map(t, ag, &ReverseOwner::special(XfsOwner::FreeTrees).over(extent))?;
     for block in extent.start.0..extent.end() {
         give(t, ag, AgBlock(block))?;
     }
-    Ok(())
+    Ok(true)
 }
 
 /// Takes a block from the list.

@@ -137,7 +137,9 @@ fn runs(
     tree::edit(t, ag, XfsTree::ReferenceCounts, |tree| {
         let key = XfsSearchKey([first.into(), 0, 0]);
         let mut found = Vec::new();
-        let mut next = tree.at_most::<XfsSharedExtent>(key)?;
+        // Not the record at `first`: the one in front of it may have to be joined.
+        let before = XfsSearchKey([u64::from(first).saturating_sub(1), 0, 0]);
+        let mut next = tree.at_most::<XfsSharedExtent>(before)?;
         if next.is_none_or(|record| CountedRun::of(&record).end() < first) {
             next = tree.at_least::<XfsSharedExtent>(key)?;
         }

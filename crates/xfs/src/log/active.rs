@@ -39,6 +39,8 @@ pub(super) struct ActiveItems {
 pub(super) struct ActiveCounts {
     pub(super) items: usize,
     pub(super) intents: usize,
+    /// The checkpoints that are being written.
+    pub(super) writing: usize,
 }
 
 impl ActiveItems {
@@ -65,7 +67,7 @@ impl ActiveItems {
 
     pub(super) fn counts(&self) -> ActiveCounts {
         let list = self.list.lock();
-        ActiveCounts { items: list.items.len(), intents: list.intents }
+        ActiveCounts { items: list.items.len(), intents: list.intents, writing: list.writing.len() }
     }
 
     /// A checkpoint begins in the record at `lsn`.

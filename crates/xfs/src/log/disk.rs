@@ -71,7 +71,10 @@ impl LogDisk {
     /// later search takes it for a part of the log then. Durable when this returns.
     pub(crate) fn stamp(&self, last: &XfsLogRecord, tail: Lsn, head: Lsn) -> Result<()> {
         let free = self.ring.free(tail, head).unwrap_or(0);
-        let stamps: Vec<_> = last.stamps(self.ring, head, free.min(IN_FLIGHT)).flatten().collect();
+        // In a log that is hardly larger than that, the last record stays.
+        let others = self.ring.blocks().saturating_sub(last.block_count());
+        let count = free.min(IN_FLIGHT).min(others);
+        let stamps: Vec<_> = last.stamps(self.ring, head, count).flatten().collect();
         self.write(head, &stamps)?;
         self.flush()
     }

@@ -65,8 +65,8 @@ pub(crate) enum HomeOutcome {
 
 /// A thing that transactions change.
 ///
-/// The committing thread holds the lock of the object from before [`size`](Self::size) until `commit`
-/// returns. The log calls [`unpin`](Self::unpin), [`write_home`](Self::write_home) and
+/// The committing thread holds the lock of the object from before [`size`](Self::size) until
+/// `commit` returns. The log calls [`unpin`](Self::unpin), [`write_home`](Self::write_home) and
 /// [`written`](Self::written) from its own threads, without a lock of its own.
 pub(crate) trait LoggedItem: Send + Sync + Debug {
     /// What the log keeps about the item.

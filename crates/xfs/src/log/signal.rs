@@ -49,6 +49,7 @@ impl WorkSignal {
         if !state.is_wanted && !state.is_ended {
             self.wake.wait_for(&mut state, moment);
         }
+        state.is_wanted = false;
         !state.is_ended
     }
 }

@@ -7,8 +7,11 @@ use offshoot_xfs_format::log::{BLOCK, XfsLogRing};
 /// The version of the log that we write.
 pub(super) const LOG_VERSION: u32 = 2;
 
-/// The least log buffer, in bytes.
-const LEAST_BUFFER: u32 = 32 << 10;
+/// The least log buffer, in bytes: that of the kernel's option `logbsize=16k`.
+const LEAST_BUFFER: u32 = 16 << 10;
+
+/// The log buffer of a small log, in bytes.
+const SMALL_BUFFER: u32 = 32 << 10;
 
 /// From this size of the log on, in bytes, log buffers are as large as can be.
 const LARGE_LOG: u64 = 32 << 20;
@@ -45,7 +48,7 @@ impl RecordSizes {
     /// records to keep goes on with theirs.
     pub(super) fn new(ring: XfsLogRing, unit: usize, buffer: Option<u32>) -> Self {
         let ring = u64::from(ring.blocks()) * BLOCK as u64;
-        let usual = if ring < LARGE_LOG { LEAST_BUFFER } else { BUFFER_MAX };
+        let usual = if ring < LARGE_LOG { SMALL_BUFFER } else { BUFFER_MAX };
         let least = u32::try_from(unit).unwrap_or(BUFFER_MAX).max(LEAST_BUFFER);
         let buffer = buffer.unwrap_or(usual).clamp(least.min(BUFFER_MAX), BUFFER_MAX);
         let headers = header_count(LOG_VERSION, buffer) as usize * BLOCK;

@@ -109,6 +109,8 @@ pub(super) struct SpaceUse {
     /// nobody waits.
     pub(super) wanted: u64,
     pub(super) has_waiters: bool,
+    /// Whether a transaction may still write into room that it has.
+    pub(super) has_promises: bool,
 }
 
 impl LogSpace {
@@ -314,7 +316,9 @@ impl LogSpace {
             let need = in_use.saturating_add(promised).saturating_add(line.front()?.bytes);
             Some(need.saturating_sub(self.capacity))
         });
+        let [_, at_write_head] = state.promised;
         SpaceUse {
+            has_promises: at_write_head > 0,
             head: state.head,
             recorded: state.recorded,
             wanted: wanted.max().unwrap_or(0),

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use offshoot_vfs::{Errno, Error, Result};
+use offshoot_vfs::{Errno, Error, Result, Structure};
 use offshoot_xfs_format::Lsn;
 use offshoot_xfs_format::log::{BLOCK, XfsLogRecord};
 
@@ -88,7 +88,24 @@ impl LogShared {
             return Ok(RoomProgress::Enough);
         }
         let moved = self.active.tail() > tail;
-        if self.tell_tail()? || moved { Ok(RoomProgress::Some) } else { Ok(RoomProgress::Stuck) }
+        if self.tell_tail()? || moved {
+            return Ok(RoomProgress::Some);
+        }
+        self.require_hope(tail)?;
+        Ok(RoomProgress::Stuck)
+    }
+
+    /// Fails when no room can come free any more: only intents hold the `tail`, and the threads
+    /// that could end them wait for room themselves.
+    fn require_hope(&self, tail: Lsn) -> Result<()> {
+        let (usage, counts) = (self.space.usage(), self.active.counts());
+        let is_idle = !usage.has_promises && counts.writing == 0 && counts.items == counts.intents;
+        if is_idle && usage.wanted > 0 && self.active.tail() == tail {
+            let what =
+                format!("no room comes free in the log: {} intents hold its tail", counts.intents);
+            return Err(Error::corrupt(Structure::LogRecord, what));
+        }
+        Ok(())
     }
 
     /// Lets a record tell the tail, if that frees more than the record takes. Returns whether it

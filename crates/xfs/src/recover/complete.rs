@@ -19,7 +19,7 @@ use offshoot_device::BlockDevice;
 use offshoot_kit::counter::WriteStop;
 use offshoot_vfs::{Code, Error, Result};
 use offshoot_xfs_format::geometry::XfsLayout;
-use offshoot_xfs_format::group::UNLINKED_LISTS;
+use offshoot_xfs_format::group::{Agi, UNLINKED_LISTS};
 use offshoot_xfs_format::log::XfsLogItem;
 use offshoot_xfs_format::log::items::{
     XfsCountExtent, XfsCountOp, XfsMapExtent, XfsMapOp, XfsReverseOp,
@@ -68,7 +68,9 @@ pub(super) fn complete(
     let old = OldIntent::all(intents)?;
     let ids = IntentIds::beside(intents.ids().collect());
     let transactions = start(device, &superblock, log, &old)?;
-    require_room(log, &transactions)?;
+    if !old.is_empty() {
+        require_room(log, &transactions)?;
+    }
     let completion = Completion { transactions: &transactions, ids: &ids };
     let mut done = CompletedWork { intents: old.len() as u64, ..CompletedWork::default() };
     completion.end_intents(old)?;
@@ -107,7 +109,7 @@ fn start(
 fn require_room(log: &VolumeLog, transactions: &XfsTransactions) -> Result<()> {
     let (ring, ends) = (log.disk.ring, &log.ends);
     let free = u64::from(ring.free(ends.tail, ends.head).unwrap_or(0)) << 9;
-    let need = 2 * transactions.reservation(XfsTransactionKind::Truncate);
+    let need = transactions.room_for_step(XfsTransactionKind::Truncate);
     if free >= need {
         return Ok(());
     }
@@ -165,7 +167,7 @@ struct Completion<'a> {
 /// Begins a transaction that frees more than it takes.
 fn begin(transactions: &XfsTransactions, kind: XfsTransactionKind) -> Result<XfsTransaction<'_>> {
     let free = transactions.counters().counts().free_blocks;
-    transactions.begin_freeing(kind, TREE_BLOCKS.min(free))
+    transactions.begin_step(kind, TREE_BLOCKS.min(free))
 }
 
 fn begin_truncate(transactions: &XfsTransactions) -> Result<XfsTransaction<'_>> {
@@ -219,6 +221,10 @@ impl Completion<'_> {
     ) -> std::result::Result<Option<Ino>, ListFailure> {
         let mut transaction = begin(self.transactions, XfsTransactionKind::ClearUnlinked)?;
         let first: Option<AgIno> = group::first_unlinked(&mut transaction, ag, list)?;
+        // An inode of another list would be emptied before a walk of its own list fails.
+        if first.is_some_and(|first| Agi::unlinked_list(first) != list) {
+            return Err(ListFailure::Damaged);
+        }
         Ok(first.map(|first| transaction.geometry().ino(ag, first)))
     }
 

@@ -1,5 +1,5 @@
-//! Busy extents: blocks that were freed, and whose freeing is not durable. A crash would bring their
-//! old owner back, so no file may get them before.
+//! Busy extents: blocks that were freed, and whose freeing is not durable. A crash would bring
+//! their old owner back, so no file may get them before.
 
 use std::collections::BTreeMap;
 

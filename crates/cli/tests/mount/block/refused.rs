@@ -54,7 +54,8 @@ fn what_the_kernel_cannot_hold_is_refused_by_name() {
     disks.assert_checks();
 }
 
-/// Where the kernel refuses `fuseblk`, the mount fails, and nothing is written: a pending log stays.
+/// Where the kernel refuses `fuseblk`, the mount fails, and nothing is written: a pending log
+/// stays.
 #[test]
 fn without_the_right_nothing_is_written() {
     let Some(judges) = require() else { return };

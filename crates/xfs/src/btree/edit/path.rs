@@ -63,7 +63,8 @@ impl XfsTreeEdit<'_> {
         }
     }
 
-    /// Goes to the next record ([`CursorGoal::First`]), or to the one before ([`CursorGoal::Last`]).
+    /// Goes to the next record ([`CursorGoal::First`]), or to the one before
+    /// ([`CursorGoal::Last`]).
     pub(super) fn step(&mut self, toward: CursorGoal) -> Result<()> {
         let is_forward = toward == CursorGoal::First;
         while let Some(mut step) = self.path.pop() {

@@ -161,7 +161,7 @@ impl<'e> UnnamedChurn<'e> {
         let Some(file) = self.files.get_mut(index) else { return true };
         file.extents.clear();
         let ino = file.ino;
-        let mut t = self.engine.begin_freeing(Kind::Truncate, 0).unwrap();
+        let mut t = self.engine.begin_step(Kind::Truncate, 0).unwrap();
         let is_done = cut_step(&mut t, ino, start..end);
         t.commit().unwrap();
         is_done
@@ -170,7 +170,7 @@ impl<'e> UnnamedChurn<'e> {
     fn free(&mut self, index: usize) {
         while !self.cut(index, 0, u64::MAX) {}
         let ino = self.files.swap_remove(index).ino;
-        let mut t = self.engine.begin_freeing(Kind::FreeInode, 0).unwrap();
+        let mut t = self.engine.begin_step(Kind::FreeInode, 0).unwrap();
         group::leave_unlinked(&mut t, ino).unwrap();
         group::free_inode(&mut t, ino).unwrap();
         t.commit().unwrap();
@@ -394,7 +394,7 @@ fn unmapping_an_empty_range_changes_nothing() {
         churn.grow(0);
     }
     let ino = churn.files.first().unwrap().ino;
-    let mut t = engine.begin_freeing(Kind::Truncate, 0).unwrap();
+    let mut t = engine.begin_step(Kind::Truncate, 0).unwrap();
     let before = t.inode(ino).unwrap().fork(ForkName::Data).cloned();
     for at in 0..churn.files.first().unwrap().end {
         let step = unmap_extents(&mut t, ino, ForkName::Data, at..at, 2).unwrap();
@@ -413,7 +413,7 @@ fn one_transaction_of_hundreds_of_steps_frees_a_file() {
     churn.make();
     (0..400).for_each(|_| churn.grow(0));
     let ino = churn.files.first().unwrap().ino;
-    let mut t = engine.begin_freeing(Kind::Truncate, 0).unwrap();
+    let mut t = engine.begin_step(Kind::Truncate, 0).unwrap();
     let mut steps = 0;
     while !cut_step(&mut t, ino, 0..u64::MAX) {
         steps += 1;
