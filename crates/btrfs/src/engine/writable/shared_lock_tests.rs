@@ -32,7 +32,7 @@ read 4 KiB: chunks 1, root 6
 fsync of nothing: root 3, superblock 1
 first write of a file: line 2, root 4
 second write: line 2, root 4
-fsync: chunks 3, groups 8, line 4, log changing 15, log writing 1, root 53, superblock 2
+fsync: chunks 3, groups 8, line 4, log changing 15, log writing 1, root 54, superblock 2
 create: line 1, root 3
 unlink: groups 3, line 1, root 17
 insert with copies: groups 3, root 4
