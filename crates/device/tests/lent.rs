@@ -30,9 +30,9 @@ static TURN: Mutex<()> = Mutex::new(());
 
 impl EmptyDevices {
     fn new(count: usize) -> Option<Self> {
-        let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         let disks = Disks::create(&judges::require()?, count, 8);
-        Some(Self { attached: AttachedImages::new(disks.images()), _disks: disks, _turn })
+        Some(Self { attached: AttachedImages::new(disks.images()), _disks: disks, _turn: turn })
     }
 
     fn path(&self, index: usize) -> PathBuf {
