@@ -39,7 +39,7 @@ pub(crate) use allocate::{ExtentWish, allocate};
 pub(crate) use reverse::ReverseOwner;
 #[cfg_attr(
     not(test),
-    expect(unused_imports, reason = "recovery that finishes intents calls it")
+    expect(unused_imports, reason = "writes through the mount will call the rest")
 )]
 pub(crate) use {
     chunks::make_chunk,

@@ -40,7 +40,7 @@ mod filesystem;
 #[cfg_attr(not(test), expect(dead_code, reason = "the calls that change files are to come"))]
 mod group;
 mod inode;
-#[cfg_attr(not(test), expect(dead_code, reason = "recovery that finishes intents calls it"))]
+#[cfg_attr(not(test), expect(dead_code, reason = "writes through the mount will call the rest"))]
 mod log;
 mod mkfs;
 mod options;

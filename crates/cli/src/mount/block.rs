@@ -4,14 +4,14 @@
 //! Such a mount holds a block device exclusively. So the serving process lends its own hold of the
 //! first device to the mount ([`ExclusiveHold`]), and writes under the hold of the mount only:
 //!
-//! | step | who holds the device | it is written |
+//! | step | holder of the device | this process writes |
 //! |---|---|---|
-//! | the volume is opened for reading, to find faults before anything happens | this process | no |
-//! | the hold is given up, the helper mounts | nobody, then the mount | no |
-//! | the volume is opened for writing; requests wait until INIT is answered, after that | the mount | yes |
-//! | the kernel unmounts: DESTROY stores everything and ends all writing | the mount | yes, then no |
-//! | or the kernel ends the connection without DESTROY | nobody | one last request of each thread |
-//! | then the device is taken back | this process | yes, or never again |
+//! | this process opens the volume for reading, to find faults first | this process | no |
+//! | this process gives its hold up, and the helper mounts | none, then the mount | no |
+//! | this process opens the volume for writing, and answers INIT | the mount | yes |
+//! | the kernel unmounts: DESTROY stores everything and ends all writing | the mount | until then |
+//! | or the kernel ends the connection without DESTROY | none | a last request of each thread |
+//! | then this process takes the device back | this process | yes, or never again |
 //!
 //! Before each write the process asks the kernel whether the connection stands
 //! ([`has_ended`](offshoot_fuse::has_ended)). The kernel ends the connection before it gives the

@@ -209,7 +209,7 @@ fn umount_waits_until_everything_is_stored() {
     volume.assert_checks();
 }
 
-/// Nobody else gets the device while it is mounted.
+/// The kernel gives the device to no other program while it is mounted.
 #[test]
 fn other_writers_are_refused() {
     let Some(judges) = require() else { return };

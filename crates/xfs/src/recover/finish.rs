@@ -76,7 +76,12 @@ impl UnmountRecord {
     pub(super) fn write(&self, log: &VolumeLog) -> Result<()> {
         let head = log.ends.head;
         log.disk.stamp(&self.record, log.ends.tail, head)?;
-        log.disk.write(head, &self.blocks)?;
+        self.store(log)
+    }
+
+    /// Writes the record alone, into a log whose free blocks are stamped.
+    pub(super) fn store(&self, log: &VolumeLog) -> Result<()> {
+        log.disk.write(log.ends.head, &self.blocks)?;
         log.disk.flush()
     }
 }

@@ -39,7 +39,7 @@ impl EmptyLog {
     /// Writes it over the old one, after the counters of the superblock, and makes it durable.
     /// Returns why the counters could not be summed.
     ///
-    /// When this is cut, the log has blocks without a record, so nothing replays it.
+    /// When this is cut, the log is the old one, or one that nothing replays.
     pub(crate) fn write(&self) -> Result<Option<Error>> {
         let (ring, start) = (self.log.disk.ring, self.start());
         let mut stamps = self.unmount.stamps(ring, start, ring.blocks()).peekable();
@@ -56,7 +56,7 @@ impl EmptyLog {
             counted => counted.map(|()| None)?,
         };
         self.log.disk.flush()?;
-        self.unmount.write(&self.log)?;
+        self.unmount.store(&self.log)?;
         Ok(problem)
     }
 }
