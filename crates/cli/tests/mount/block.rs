@@ -12,7 +12,7 @@ use std::fs::{self, File};
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use offshoot_device::hold_block_device;
@@ -26,7 +26,10 @@ use rustix::process::Signal;
 use tempfile::TempDir;
 
 use super::mapped::{MappedIds, MappedPlace};
-use super::{ServedMount, command, does, is_over_ring, offshoot, require, unmount, volume};
+use super::{
+    LEAVE_OTHER_MOUNTS, ServedMount, command, does, is_over_ring, offshoot, require, unmount,
+    unmount_here, volume,
+};
 
 /// A volume of the program on a loop device.
 struct BlockVolume {
@@ -88,7 +91,7 @@ impl BlockVolume {
         // Another program reads it: a process that another test starts inherits our open files for
         // a moment.
         let read = try_run("cat", &[dir.join(name)]).ok();
-        rustix::mount::unmount(&dir, UnmountFlags::empty()).expect("its end");
+        unmount_here(&dir);
         Ok(read)
     }
 
@@ -196,9 +199,7 @@ fn umount_waits_until_everything_is_stored() {
         fs::remove_file(&removed).expect("it is removed");
         drop(file);
         // Not the program under its name `umount.fuseblk.offshoot`, which waits by itself.
-        while let Err(Errno::BUSY) = rustix::mount::unmount(mounted.path(), UnmountFlags::empty()) {
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        unmount_here(mounted.path());
         let read = volume.try_read_by_kernel("file");
         at_once += u32::from(read.is_ok());
         let read = read.unwrap_or_else(|_| volume.read_by_kernel("file"));
@@ -232,7 +233,7 @@ fn other_writers_are_refused() {
     does(&["mount".as_ref(), device, dir.path().as_os_str()]);
     assert_eq!(kind_of(dir.path()).as_deref(), Some("fuseblk.offshoot"));
     fs::write(dir.path().join("file"), "data").expect("a file");
-    rustix::mount::unmount(dir.path(), UnmountFlags::empty()).expect("its end");
+    unmount_here(dir.path());
     mounted.unmount();
     assert_eq!(volume.read_by_kernel("file").as_deref(), Some("data"));
     volume.assert_checks();
@@ -338,6 +339,28 @@ fn a_lazy_unmount_ends_with_the_last_file() {
     volume.assert_checks();
 }
 
+/// A mount namespace with a copy of one mount.
+struct CopiedNamespace(Child);
+
+impl CopiedNamespace {
+    fn new(mounted: &Path) -> Self {
+        let script = format!("{LEAVE_OTHER_MOUNTS}\necho; exec sleep 1000");
+        let mut unshare = Command::new("unshare");
+        unshare.args(["--mount", "sh", "-ec", &script]).env("KEEP", mounted);
+        let mut copy = Self(unshare.stdout(Stdio::piped()).spawn().expect("unshare starts"));
+        let output = copy.0.stdout.as_mut().expect("a pipe");
+        output.read_exact(&mut [0]).expect("it has its namespace");
+        copy
+    }
+}
+
+impl Drop for CopiedNamespace {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 /// A copy of the mount in another mount namespace keeps the device until it ends, and then
 /// everything is stored.
 #[test]
@@ -345,16 +368,11 @@ fn a_copied_namespace_keeps_the_device() {
     let Some(judges) = require() else { return };
     let volume = BlockVolume::new(&judges);
     let mounted = volume.mount("rw");
-    let mut unshare = Command::new("unshare");
-    unshare.args(["--mount", "sh", "-c", "echo; exec sleep 1000"]).stdout(Stdio::piped());
-    let mut copy = unshare.spawn().expect("unshare starts");
-    let output = copy.stdout.as_mut().expect("a pipe");
-    output.read_exact(&mut [0]).expect("it has its namespace");
+    let copy = CopiedNamespace::new(mounted.path());
     fs::write(mounted.path().join("file"), "data").expect("a file");
-    rustix::mount::unmount(mounted.path(), UnmountFlags::empty()).expect("its end here");
+    unmount_here(mounted.path());
     volume.assert_held();
-    copy.kill().expect("it runs");
-    copy.wait().expect("a child");
+    drop(copy);
     mounted.ends_well();
     assert_eq!(volume.read_by_kernel("file").as_deref(), Some("data"));
     volume.assert_checks();

@@ -19,7 +19,7 @@ use rustix::process::Signal;
 use tempfile::TempDir;
 
 use super::program::copy_program;
-use super::{ServedMount, require, volume};
+use super::{LEAVE_OTHER_MOUNTS, ServedMount, require, volume};
 
 /// The user id of `nobody`, who has no rights.
 const NOBODY: u32 = 65534;
@@ -151,7 +151,8 @@ fn without_dev_fuse_a_user_is_told_and_goes_on() {
     let (new, dir) = (scratch_dir(), own_dir());
     let run = |words: &str| -> Output {
         let mut command = Command::new("unshare");
-        command.args(["--mount", "sh", "-ec", CONTAINER]).current_dir(home.dir.path());
+        let script = [LEAVE_OTHER_MOUNTS, CONTAINER].concat();
+        command.args(["--mount", "sh", "-ec", &script]).current_dir(home.dir.path());
         command.env("NEW", new.path()).env("WORDS", words).env("DIR", dir.path());
         command.output().expect("util-linux is there")
     };

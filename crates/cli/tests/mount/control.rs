@@ -22,7 +22,7 @@ use offshoot_testkit::threads::SetOnDrop;
 use rustix::process::Signal;
 
 use super::program::copy_program;
-use super::{ServedMount, command, does, offshoot, require, volume};
+use super::{ServedMount, command, does, offshoot, require, unmount_here, volume};
 
 /// The result of a run: the exit code, the output, and the messages.
 type RunResult = (Option<i32>, String, String);
@@ -446,7 +446,7 @@ fn places() {
     let other = scratch_dir();
     rustix::mount::mount_bind(mounted.path().join("a"), other.path()).expect("a bind mount");
     let bound = run("subvolume create @/b/bound", other.path().to_str().expect("a plain path"));
-    rustix::mount::unmount(other.path(), rustix::mount::UnmountFlags::empty()).expect("its end");
+    unmount_here(other.path());
     assert_eq!(bound, (Some(0), String::new(), String::new()));
     assert!(mounted.path().join("a/b/bound").is_dir());
     // A link from outside leads into the volume. A link inside leads within the volume.

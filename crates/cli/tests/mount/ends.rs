@@ -14,7 +14,7 @@ use rustix::fs::OFlags;
 use rustix::mount::MountFlags;
 use rustix::process::Signal;
 
-use super::{ServedMount, command, does, offshoot, require, unmount, volume};
+use super::{ServedMount, command, does, offshoot, require, unmount, unmount_here, volume};
 
 /// When `unmount` returns, everything is on the devices, and other programs can use them.
 #[test]
@@ -516,7 +516,7 @@ fn unmounting_one_of_two_places() {
     rustix::mount::mount_bind(mounted.path(), other.path()).expect("a bind mount");
     let output = offshoot(&["unmount".as_ref(), mounted.path().as_os_str()]);
     let written = fs::write(other.path().join("file"), "x");
-    rustix::mount::unmount(other.path(), rustix::mount::UnmountFlags::empty()).expect("its end");
+    unmount_here(other.path());
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && said.contains("still mounted over"), "{said}");
     written.expect("it works on");
@@ -539,8 +539,7 @@ fn a_signal_leaves_other_mounts() {
         std::thread::sleep(Duration::from_millis(5));
     }
     let is_there = file.exists();
-    let end = rustix::mount::UnmountFlags::empty();
-    rustix::mount::unmount(mounted.path(), end).expect("the end of the other");
+    unmount_here(mounted.path());
     assert!(is_there && mounted.log().contains("not unmounted"), "{}", mounted.log());
     does(&["unmount".as_ref(), mounted.path().as_os_str()]);
     disks.assert_checks();

@@ -64,6 +64,7 @@ use offshoot_testkit::io_uring::{self, SwitchedOn};
 use offshoot_testkit::run::run;
 use offshoot_testkit::scratch_dir;
 use rustix::fs::{Gid, Uid};
+use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::thread::{set_thread_gid, set_thread_uid};
@@ -123,6 +124,29 @@ fn unmount(args: &[&OsStr]) -> Output {
     }
     offshoot(&args)
 }
+
+/// Ends the mount over `dir` with the system call alone, again while it is busy, as [`unmount`]
+/// does.
+#[track_caller]
+fn unmount_here(dir: &Path) {
+    let end = || rustix::mount::unmount(dir, UnmountFlags::empty());
+    for _ in 0..2000 {
+        match end() {
+            Err(Errno::BUSY) => std::thread::sleep(Duration::from_millis(5)),
+            ended => return ended.expect("the end of a mount"),
+        }
+    }
+    end().expect("the end of a mount");
+}
+
+/// A program of the shell that a process with a new mount namespace runs first: without it, the
+/// copies that the namespace has of the mounts of other tests would keep those alive. `$KEEP` is
+/// the place of the mount that it keeps.
+const LEAVE_OTHER_MOUNTS: &str = r#"
+    awk -v keep="${KEEP-}" '$3 ~ /^fuse/ && $2 != keep { print $2 }' /proc/self/mounts |
+        xargs -r umount --lazy --no-canonicalize --internal-only ||
+        true
+"#;
 
 #[track_caller]
 fn is_done(args: &[&OsStr], output: &Output) {

@@ -12,7 +12,7 @@ use offshoot_device::hold_block_device;
 use rustix::mount::UnmountFlags;
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::super::{ServedMount, require, unmount};
+use super::super::{ServedMount, require, unmount, unmount_here};
 use super::{BlockVolume, bytes_of, kind_of};
 
 /// The helper of a mount, stopped: the serving process cannot have the device back meanwhile.
@@ -144,7 +144,7 @@ fn nothing_is_written_once_another_program_has_the_device() {
     // The volume is as after a power cut.
     let mounted = volume.mount("rw");
     fs::write(mounted.path().join("file"), "data").expect("a file");
-    rustix::mount::unmount(mounted.path(), UnmountFlags::empty()).expect("its end");
+    unmount_here(mounted.path());
     assert_eq!(volume.read_by_kernel("file").as_deref(), Some("data"));
     volume.assert_checks();
 }
@@ -184,7 +184,7 @@ fn forced_ends_under_load_leave_a_whole_volume() {
         mounted.wait_for_end();
         let mounted = volume.mount("rw");
         fs::write(mounted.path().join("file"), "data").expect("a file");
-        rustix::mount::unmount(mounted.path(), UnmountFlags::empty()).expect("its end");
+        unmount_here(mounted.path());
         assert_eq!(volume.read_by_kernel("file").as_deref(), Some("data"));
     }
     volume.assert_checks();
