@@ -57,6 +57,7 @@ use churn::Churn;
 use image::Patched;
 use judge::{CheckJudge, CheckMode, NO_END};
 use mutation::{from_env, seed_of};
+use patch::Patch;
 use offshoot_btrfs::{BtrfsVolume, EngineOptions, SubvolumeId};
 use offshoot_device::{BlockDevice, MemoryDevice};
 use offshoot_testkit::btrfs::judges;
@@ -227,7 +228,7 @@ fn judge(
     let outcome = write_within_limit(&members, random, has_thread);
     if let Ok(outcome) = &outcome {
         let kernel_is_asked = number.is_multiple_of(KERNEL_EVERY);
-        problems = verdict(sound, &mutant, &members, outcome, tally, kernel_is_asked);
+        problems = verdict(sound, &patch, &mutant, &members, outcome, tally, kernel_is_asked);
     }
     let told = match outcome {
         Ok(MutantOutcome { refused, told, .. }) => {
@@ -322,6 +323,7 @@ fn lost_to_kernel(
 /// The problems of `mutant`, which has become `members`.
 fn verdict(
     sound: &mut SoundVolume,
+    patch: &Patch,
     mutant: &MutantMembers,
     members: &MutantMembers,
     outcome: &MutantOutcome,
@@ -344,6 +346,12 @@ fn verdict(
     tally.broken_off +=
         u64::from(outcome.told.iter().any(|told| told.contains("the volume is only read")));
     problems.extend(complaints(&mut sound.judge, mutant, members));
+    // `btrfs check` looks only at runs of checksums that are followed by others, so a write can
+    // bring a run without an extent to its sight that the patch has made.
+    let was_hidden = |kind: &str| patch.is_of_extents && kind.starts_with("csum exists for #");
+    problems.retain(
+        |problem| !matches!(problem, MutantProblem::Complaint(kind, _) if was_hidden(kind)),
+    );
     tally.complained_of += u64::from(!problems.is_empty());
     if let Ok(before) = &outcome.before {
         let lost = match show(members) {

@@ -26,6 +26,8 @@ pub(crate) struct Patch {
     pub(crate) what: String,
     /// The number of the tree block that changes, among those of the volume, and its new contents.
     block: Option<(usize, Vec<u8>)>,
+    /// Whether the block is of the extent tree or the checksum tree.
+    pub(crate) is_of_extents: bool,
     /// The bytes that change in all superblocks, by their offset.
     superblock: Option<(usize, Vec<u8>)>,
 }
@@ -145,7 +147,8 @@ impl Structures {
         let tree = TreeId(header(bytes).owner.get());
         let (key, at) = (self.leaves[&leaf][slot].0, header(bytes).bytenr.get());
         let what = format!("tree {tree}, leaf {at}, {key}: {done}");
-        Some(Patch { what, block: Some((number, packed)), superblock: None })
+        let is_of_extents = [TreeId::EXTENT, TreeId::CSUM].contains(&tree);
+        Some(Patch { what, block: Some((number, packed)), is_of_extents, superblock: None })
     }
 }
 
@@ -252,7 +255,8 @@ fn superblock(target: &DamageTarget, random: &mut Random) -> Patch {
     let done = change(random, &mut bytes, &other, field).unwrap_or_else(|| "stays".to_owned());
     let changed = bytes[field.at..field.at + field.width].to_vec();
     let superblock = Some((field.at, changed));
-    Patch { what: format!("superblock: {done}"), block: None, superblock }
+    let what = format!("superblock: {done}");
+    Patch { what, block: None, is_of_extents: false, superblock }
 }
 
 impl Patch {
