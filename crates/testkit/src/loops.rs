@@ -212,15 +212,7 @@ impl LoopMount {
 
 impl Drop for LoopMount {
     fn drop(&mut self) {
-        let mut result = Ok(());
-        for attempt in 0..50 {
-            result = rustix::mount::unmount(self.dir.path(), UnmountFlags::empty());
-            match result {
-                Err(Errno::BUSY) => std::thread::sleep(Duration::from_millis(2 + attempt * 4)),
-                _ => break,
-            }
-        }
-        if let Err(error) = result {
+        if let Err(error) = unmount_when_free(self.dir.path()) {
             loudly(&format!("unmount {}: {error}", self.dir.path().display()));
         }
         // The loop devices are still ours, so the lines are not about another user of them.
@@ -229,6 +221,21 @@ impl Drop for LoopMount {
             log.assert_only(&self.devices(), &expected);
         }
     }
+}
+
+/// Unmounts what is mounted over `dir`, again while it is busy, for some seconds: a process that
+/// another test starts inherits our open files for a moment.
+///
+/// # Errors
+/// That of the last try.
+pub fn unmount_when_free(dir: &Path) -> rustix::io::Result<()> {
+    for _ in 0..1000 {
+        match rustix::mount::unmount(dir, UnmountFlags::empty()) {
+            Err(Errno::BUSY) => std::thread::sleep(Duration::from_millis(10)),
+            ended => return ended,
+        }
+    }
+    rustix::mount::unmount(dir, UnmountFlags::empty())
 }
 
 /// Splits `options` into the flags of the mount and the options for the filesystem.

@@ -38,7 +38,7 @@ struct LoggingMount(PathBuf);
 
 impl Drop for LoggingMount {
     fn drop(&mut self) {
-        let _ = try_run("umount", &[&self.0]);
+        let _ = volume::unmount(&self.0);
     }
 }
 

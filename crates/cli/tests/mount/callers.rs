@@ -19,7 +19,7 @@ use rustix::process::Signal;
 use tempfile::TempDir;
 
 use super::program::copy_program;
-use super::{LEAVE_OTHER_MOUNTS, ServedMount, require, volume};
+use super::{LEAVE_OTHER_MOUNTS, ServedMount, require, run_umount, volume};
 
 /// The user id of `nobody`, who has no rights.
 const NOBODY: u32 = 65534;
@@ -220,7 +220,7 @@ fn mount_and_umount_with_a_line_of_fstab() {
     let mount = mount.expect("mount runs");
     let flags = rustix::fs::statvfs(dir.path()).expect("it is mounted").f_flag;
     let written = fs::write(dir.path().join("file"), "contents");
-    let umount = Command::new("umount").arg(dir.path()).output().expect("umount runs");
+    let umount = run_umount(dir.path());
     drop(links);
     assert!(mount.status.success(), "{mount:?}");
     // Those of mount(8), which tells a helper only what differs from them.

@@ -61,10 +61,10 @@ use std::time::{Duration, Instant};
 use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges::{self, Judges};
 use offshoot_testkit::io_uring::{self, SwitchedOn};
+use offshoot_testkit::loops::unmount_when_free;
 use offshoot_testkit::run::run;
 use offshoot_testkit::scratch_dir;
 use rustix::fs::{Gid, Uid};
-use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::thread::{set_thread_gid, set_thread_uid};
@@ -115,28 +115,29 @@ fn does(args: &[&OsStr]) {
 /// starts inherits our open files for a moment, and keeps a mount busy that long.
 fn unmount(args: &[&OsStr]) -> Output {
     let args = [&["unmount".as_ref()], args].concat();
+    again_while_busy(|| offshoot(&args))
+}
+
+/// The same with umount(8).
+fn run_umount(dir: &Path) -> Output {
+    again_while_busy(|| Command::new("umount").arg(dir).output().expect("umount runs"))
+}
+
+fn again_while_busy(unmount: impl Fn() -> Output) -> Output {
     for _ in 0..100 {
-        let output = offshoot(&args);
-        if !String::from_utf8_lossy(&output.stderr).contains("resource busy") {
+        let output = unmount();
+        if !String::from_utf8_lossy(&output.stderr).contains("busy") {
             return output;
         }
         std::thread::sleep(Duration::from_millis(100));
     }
-    offshoot(&args)
+    unmount()
 }
 
-/// Ends the mount over `dir` with the system call alone, again while it is busy, as [`unmount`]
-/// does.
+/// The same with the system call alone.
 #[track_caller]
 fn unmount_here(dir: &Path) {
-    let end = || rustix::mount::unmount(dir, UnmountFlags::empty());
-    for _ in 0..2000 {
-        match end() {
-            Err(Errno::BUSY) => std::thread::sleep(Duration::from_millis(5)),
-            ended => return ended.expect("the end of a mount"),
-        }
-    }
-    end().expect("the end of a mount");
+    unmount_when_free(dir).expect("the end of a mount");
 }
 
 /// A program of the shell that a process with a new mount namespace runs first: without it, the

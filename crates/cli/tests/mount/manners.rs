@@ -17,7 +17,7 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::process::Signal;
 
 use super::callers::{MountLinks, NobodyHome, own_dir};
-use super::{ServedMount, command, does, offshoot, require, unmount, volume};
+use super::{ServedMount, command, does, offshoot, require, run_umount, unmount, volume};
 
 fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
@@ -141,7 +141,7 @@ fn lines_of_fstab_as_systems_write_them() {
         assert!(again.status.success(), "{}: {again:?}", system.name);
         let listed = String::from_utf8(offshoot(&["mount"]).stdout).expect("plain paths");
         for (path, _) in system.lines.iter().rev() {
-            let umount = Command::new("umount").arg(place(path)).output().expect("umount runs");
+            let umount = run_umount(&place(path));
             assert!(umount.status.success(), "{}: {umount:?}", system.name);
         }
         let wishes = system.lines.iter().any(|(_, options)| options.contains("autodefrag"));
@@ -292,7 +292,8 @@ fn a_dead_mount_is_named_and_taken_away() {
     // At another directory, the volume is mounted anew, and the dead mount is not used.
     let other = scratch_dir();
     does(&["mount".as_ref(), image, other.path().as_os_str()]);
-    does(&["umount".as_ref(), other.path().as_os_str()]);
+    let ended = unmount(&[other.path().as_os_str()]);
+    assert!(ended.status.success(), "{ended:?}");
     let output = mount("rw", &[image, dir]);
     assert!(
         output.status.success() && said(&output).contains("has ended: unmounted"),

@@ -5,8 +5,10 @@ use std::path::{Path, PathBuf};
 
 use offshoot_testkit::compare::{Aspect, Compare};
 use offshoot_testkit::host::HostFilesystem;
-use offshoot_testkit::run::{run, try_run};
+use offshoot_testkit::loops::unmount_when_free;
+use offshoot_testkit::run::run;
 use offshoot_testkit::scratch_dir;
+use rustix::mount::UnmountFlags;
 
 use super::{ServedMount, require, touch_all, twins};
 
@@ -56,8 +58,10 @@ impl OverlayMount {
 
 impl Drop for OverlayMount {
     fn drop(&mut self) {
-        if let Err(error) = try_run("umount", &[&self.0]) {
-            println!("{error}");
+        if let Err(error) = unmount_when_free(&self.0) {
+            println!("{}: {error}", self.0.display());
+            // The mount below it could not end otherwise.
+            let _ = rustix::mount::unmount(&self.0, UnmountFlags::DETACH);
         }
     }
 }

@@ -40,6 +40,20 @@ fn run(command: &mut Command) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
+/// Unmounts what is mounted over `dir`, again while it is busy: a process that another test starts
+/// inherits our open files for a moment.
+pub fn unmount(dir: &Path) -> Result<String, String> {
+    for _ in 0..100 {
+        match try_run("umount", &[dir]) {
+            Err(problem) if problem.contains("busy") => {
+                std::thread::sleep(std::time::Duration::from_millis(100));
+            }
+            ended => return ended,
+        }
+    }
+    try_run("umount", &[dir])
+}
+
 /// Whether the kernel may judge here. If not, the test is skipped; if so, a missing tool fails it.
 pub fn has_kernel() -> bool {
     may_mount().inspect_err(|reason| skip(reason)).is_ok()
@@ -94,7 +108,7 @@ impl MadeVolume {
         mount.args(["-o", "loop"]).arg(self.image()).arg(&point);
         run(&mut mount);
         let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| change(&point)));
-        run(Command::new("umount").arg(&point));
+        unmount(&point).expect("the end of a mount");
         caught.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         true
     }
