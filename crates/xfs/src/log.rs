@@ -20,7 +20,7 @@
 //! `context` gathers it, `checkpoint` and `records` write it; `active`, `tail` and `home` bring it
 //! home.
 //!
-//! Locks, outer first: the turn to fill; the context lock; the vectors of an item; the list of a
+//! Locks, outer first: the turn to fill, or that to write home; the context lock; the vectors of an item; the list of a
 //! context; the room of the ring; the list of active items; the place of an item in it.
 
 mod active;
@@ -123,7 +123,7 @@ struct LogShared {
     active: ActiveItems,
     /// The turn to fill records.
     fill: Mutex<()>,
-    /// The turn to write items home.
+    /// The turn to write a batch of items home.
     home: Mutex<()>,
     /// The newest context whose checkpoint has its first record.
     begun: AtomicU64,
@@ -275,6 +275,13 @@ impl XfsLog {
         LogSequence(*self.shared.durable.lock())
     }
 
+    /// Whether half of the ring or more lies between a record and the head: what is active there
+    /// should not stay.
+    pub(crate) fn is_near_tail(&self, lsn: Lsn) -> bool {
+        let head = self.shared.space.usage().head;
+        self.shared.bytes_between(lsn, head) >= self.shared.sizes.ring / 2
+    }
+
     /// Lets a background thread push the current context.
     pub(crate) fn push_in_background(&self) {
         self.shared.push_work.want();
@@ -301,8 +308,18 @@ impl XfsLog {
     /// # Errors
     /// As [`force`](Self::force), and `EBUSY` while an intent has no end: the log is recovered
     /// then.
-    pub(crate) fn unmount(self) -> Result<()> {
+    pub(crate) fn unmount(mut self) -> Result<()> {
+        // The thread that moves the tail may be about to tell it in a record, which would lie behind
+        // the one that says that the log is empty.
+        self.end_workers();
         self.shared.end()
+    }
+
+    fn end_workers(&mut self) {
+        self.shared.push_work.end();
+        self.shared.tail_work.end();
+        let workers = std::mem::take(&mut self.workers);
+        self.join(workers);
     }
 
     /// The free bytes of the log with which a ticket of one step of `bytes` does not wait.
@@ -320,10 +337,7 @@ impl XfsLog {
 /// Ends the threads. What was not forced is lost, as in a crash.
 impl Drop for XfsLog {
     fn drop(&mut self) {
-        self.shared.push_work.end();
-        self.shared.tail_work.end();
-        let workers = std::mem::take(&mut self.workers);
-        self.join(workers);
+        self.end_workers();
         // A checkpoint that one of them had begun needed the writers.
         self.shared.buffers.end();
         let writers = std::mem::take(&mut self.writers);

@@ -119,6 +119,7 @@ impl LogShared {
 
     /// The checkpoint is durable.
     fn complete(&self, sequence: u64, (start, end): (Lsn, Lsn), list: &ContextList) {
+        self.end_writes_to_freed(list);
         self.active.complete(sequence, (start, end), |change| {
             for entry in &list.entries {
                 let item = &entry.item;
@@ -143,6 +144,15 @@ impl LogShared {
         *self.durable.lock() = sequence;
         self.completed.notify_all();
         self.tend_tail();
+    }
+
+    /// Waits until no write home is under way that was begun before blocks of the checkpoint were
+    /// freed. From here on they may get another owner, over whose data it would write.
+    fn end_writes_to_freed(&self, list: &ContextList) {
+        let is_freed = |kind: &Option<LoggedKind>| matches!(kind, Some(LoggedKind::Cancelled));
+        if list.entries.iter().any(|entry| is_freed(&entry.kind)) {
+            drop(self.home.lock());
+        }
     }
 
     /// Waits until the checkpoint of this context, which was pushed, has its first record.

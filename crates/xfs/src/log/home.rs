@@ -1,5 +1,6 @@
 //! Writing items home.
 
+use std::collections::HashSet;
 use std::io::IoSlice;
 use std::sync::Arc;
 
@@ -23,9 +24,17 @@ struct HomeWrite {
 #[derive(Default)]
 pub(crate) struct HomeWrites {
     writes: Vec<HomeWrite>,
+    /// Where they begin.
+    places: HashSet<BasicBlock>,
 }
 
 impl HomeWrites {
+    /// Whether there are bytes for a place. A cluster of inodes is added for the first of them, and
+    /// has the others too.
+    pub(crate) fn has(&self, place: BasicBlock) -> bool {
+        self.places.contains(&place)
+    }
+
     /// Adds `bytes`, complete with LSN and checksum, which hold all changes of `items`. The caller
     /// holds the locks of all of them, and none is pinned.
     pub(crate) fn add(&mut self, place: BasicBlock, bytes: Vec<u8>, items: &[Arc<dyn LoggedItem>]) {
@@ -35,6 +44,7 @@ impl HomeWrites {
             place.map(|place| (item.clone(), place))
         };
         let items = items.iter().filter_map(active).collect();
+        self.places.insert(place);
         self.writes.push(HomeWrite { place, bytes, items });
     }
 

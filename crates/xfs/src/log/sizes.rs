@@ -80,6 +80,14 @@ impl RecordSizes {
         (self.headers + self.record_len(BLOCK)) as u64
     }
 
+    /// By how much the tail has to move on so that `wanted` bytes come free, when it has moved by
+    /// `untold` bytes that no record tells. The record that tells them takes an empty checkpoint.
+    /// For example, 100 bytes are wanted, and 400 are untold: a record of 1024 bytes that tells
+    /// them frees nothing, so the tail has to move by 724 bytes first.
+    pub(super) fn tail_move(&self, wanted: u64, untold: u64) -> u64 {
+        if wanted == 0 { 0 } else { (wanted + self.empty_checkpoint()).saturating_sub(untold) }
+    }
+
     /// What transactions may take of the ring together.
     pub(super) fn capacity(&self) -> u64 {
         self.ring.saturating_sub(SET_ASIDE * self.empty_checkpoint())

@@ -141,10 +141,12 @@ impl LogSpace {
     }
 
     /// Promises one more step of `bytes` to a rolling transaction: at the reserve head at once, at
-    /// the write head when they fit.
-    pub(super) fn reserve_step(&self, bytes: u64, wait: impl FnOnce()) -> Result<()> {
+    /// the write head when they fit. It gives back what it has `left` of the step before, which
+    /// goes to no transaction that has not begun.
+    pub(super) fn roll(&self, left: u64, bytes: u64, wait: impl FnOnce()) -> Result<()> {
         let mut state = self.state.lock();
         *state.promised_at(GrantHead::Reserve) += bytes;
+        self.take_back(&mut state, left);
         let outcome = self.promise(state, GrantHead::Write, bytes, wait);
         if outcome.is_err() {
             *self.state.lock().promised_at(GrantHead::Reserve) -= bytes;
@@ -166,6 +168,8 @@ impl LogSpace {
         }
         let waiter = Arc::new(SpaceWaiter { bytes, wake: Condvar::new() });
         state.line(head).push_back(waiter.clone());
+        // A rolling transaction has given bytes back, which may do for one before it.
+        self.serve(&mut state);
         wait();
         // A thread is granted its bytes by that which makes room, and is in no line any more then.
         while state.is_waiting(head, &waiter) {

@@ -65,7 +65,7 @@ impl LogShared {
         }
     }
 
-    fn bytes_between(&self, from: Lsn, to: Lsn) -> u64 {
+    pub(super) fn bytes_between(&self, from: Lsn, to: Lsn) -> u64 {
         let blocks = self.disk.ring.distance(from, to).unwrap_or(0);
         u64::from(blocks) * BLOCK as u64
     }
@@ -75,7 +75,7 @@ impl LogShared {
         let tail = self.active.tail();
         let excess = self.bytes_between(tail, usage.head).saturating_sub(self.sizes.ring / 4 * 3);
         let untold = self.bytes_between(usage.recorded, tail);
-        let bytes = excess.max(usage.wanted.saturating_sub(untold));
+        let bytes = excess.max(self.sizes.tail_move(usage.wanted, untold));
         if bytes > 0 {
             let blocks = u32::try_from(bytes.div_ceil(BLOCK as u64)).unwrap_or(u32::MAX);
             let target = self.disk.ring.advance(tail, blocks).min(usage.head);
@@ -121,10 +121,10 @@ impl LogShared {
 
     /// Writes items home that are active up to the record `to`.
     fn write_home(&self, to: Lsn) -> Result<HomePass> {
-        let _turn = self.home.lock();
         let (mut pass, mut from) = (HomePass::default(), None);
         loop {
             require_running(&self.stop)?;
+            let _turn = self.home.lock();
             let batch = self.active.batch(from, to, BATCH);
             let Some((last, _)) = batch.last() else { return Ok(pass) };
             from = Some(*last);

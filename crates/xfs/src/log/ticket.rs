@@ -64,10 +64,13 @@ impl LogTicket {
     /// # Errors
     /// When writing has ended.
     pub(crate) fn roll(&mut self) -> Result<()> {
-        self.log.space.release(std::mem::take(&mut self.left));
+        let left = std::mem::take(&mut self.left);
         match self.more.checked_sub(1) {
-            Some(more) => self.more = more,
-            None => self.log.space.reserve_step(self.step, || self.log.wait_for_room())?,
+            Some(more) => {
+                self.log.space.release(left);
+                self.more = more;
+            }
+            None => self.log.space.roll(left, self.step, || self.log.wait_for_room())?,
         }
         self.left = self.step;
         Ok(())

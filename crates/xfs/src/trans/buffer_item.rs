@@ -179,6 +179,11 @@ impl LoggedItem for LoggedBuffer {
 
     fn write_home(self: Arc<Self>, home: &mut HomeWrites) -> Result<HomeOutcome> {
         if self.is_inode_cluster() {
+            let is_queued = home.has(self.run.at) && self.state.lock().writing.is_some();
+            // With an inode of the cluster.
+            if is_queued {
+                return Ok(HomeOutcome::Queued);
+            }
             return self.shared.write_cluster(self.run, home);
         }
         let mut state = self.state.lock();

@@ -298,6 +298,10 @@ impl LoggedItem for XfsLoggedInode {
             if state.is_pinned() {
                 return Ok(HomeOutcome::Pinned);
             }
+            // With another inode of the cluster.
+            if state.writing.is_some() && home.has(cluster.at) {
+                return Ok(HomeOutcome::Queued);
+            }
             state.is_stale
         };
         if is_stale {

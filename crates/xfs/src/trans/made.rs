@@ -135,6 +135,11 @@ impl LoggedItem for MadeCluster {
         if self.is_pinned() {
             return Ok(HomeOutcome::Pinned);
         }
+        let is_queued = home.has(self.run.at) && self.state.lock().writing.is_some();
+        // With an inode of the cluster.
+        if is_queued {
+            return Ok(HomeOutcome::Queued);
+        }
         if self.shared.is_made(&self) {
             return self.shared.write_cluster(self.run, home);
         }

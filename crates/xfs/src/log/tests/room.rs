@@ -12,6 +12,7 @@ use offshoot_xfs_format::log::XfsLogRing;
 use parking_lot::Mutex;
 
 use super::blocks::{TestVolume, assert_whole, change};
+use crate::log::sizes::RecordSizes;
 use crate::log::space::LogSpace;
 use crate::log::{LoggedItem, XfsLogOptions};
 
@@ -82,6 +83,45 @@ fn a_rolling_transaction_comes_before_those_that_have_not_begun() {
         });
     });
     log.unmount().unwrap();
+}
+
+/// What a rolling transaction gives back and wants again does not go to a new one meanwhile.
+#[test]
+fn a_rolling_transaction_keeps_its_rest_from_new_ones() {
+    let ring = XfsLogRing::new(1000).unwrap();
+    let stop = WriteStop::new(None);
+    let head = Lsn::new(1, 0);
+    let space = LogSpace::new(ring, 1000, &stop, (head, head));
+    let waiting = AtomicU64::new(0);
+    space.reserve(900, || ()).unwrap();
+    thread::scope(|scope| {
+        let (space, waiting) = (&space, &waiting);
+        scope.spawn(move || {
+            space.reserve(200, || _ = waiting.fetch_add(1, SeqCst)).unwrap();
+            space.release(200);
+        });
+        while waiting.load(SeqCst) == 0 {
+            thread::sleep(Duration::from_millis(1));
+        }
+        // 200 of 1000 would be free between the two halves of this, and are not behind it.
+        space.roll(200, 200, || panic!("the next step waits")).unwrap();
+        space.release(900);
+    });
+    assert_eq!(space.usage().wanted, 0);
+    assert!(stop.cause().is_none());
+}
+
+/// With less, all would wait: the record that tells the tail takes what it frees.
+#[test]
+fn the_tail_moves_by_more_than_the_record_that_tells_it() {
+    let sizes = RecordSizes::new(XfsLogRing::new(1000).unwrap(), 512, None);
+    let record = sizes.empty_checkpoint();
+    assert_eq!(sizes.tail_move(0, 0), 0);
+    for (wanted, untold) in [(1, 0), (1, 1), (100, 400), (record, record), (5000, 17)] {
+        let untold_then = untold + sizes.tail_move(wanted, untold);
+        assert!(untold_then > record && untold_then - record >= wanted, "{wanted}, {untold}");
+    }
+    assert_eq!(sizes.tail_move(100, 100 + record), 0);
 }
 
 #[test]
