@@ -5,7 +5,7 @@
 //!
 //! | file | what it holds |
 //! |---|---|
-//! | `allocate`, `free`, `free_list` | free space, and the blocks that its own trees take |
+//! | `allocate`, `spread`, `free`, `free_list` | free space, and the blocks that its own trees take |
 //! | `reverse`, `references` | the owners of blocks, and how many of them there are |
 //! | `chunks`, `inodes` | chunks of inodes; inodes that are taken, freed, and unlinked |
 //! | `held_back` | the blocks that no file gets, because trees may need them |
@@ -20,6 +20,7 @@ mod held_back;
 mod inodes;
 mod references;
 mod reverse;
+mod spread;
 mod tree;
 
 #[cfg(test)]
@@ -35,13 +36,15 @@ use offshoot_xfs_format::ids::BASIC_BLOCK;
 use offshoot_xfs_format::record::{CHUNK_INODES, STAGED, XfsInodeChunk, XfsSharedExtent};
 use offshoot_xfs_format::{AgBlock, AgIno, AgNumber, BasicBlock};
 
-pub(crate) use allocate::{ExtentWish, allocate};
+pub(crate) use allocate::ExtentWish;
 pub(crate) use reverse::ReverseOwner;
+pub(crate) use spread::allocate_anywhere;
 #[cfg_attr(
     not(test),
     expect(unused_imports, reason = "writes through the mount will call the rest")
 )]
 pub(crate) use {
+    allocate::allocate,
     chunks::make_chunk,
     free::{FreedFrom, free_extent},
     held_back::{HeldBack, held_back},
@@ -82,9 +85,10 @@ pub(crate) fn inode_counts(buffers: &XfsBuffers, ag: AgNumber) -> Result<(u64, u
 }
 
 /// The lists of unlinked inodes of a group that are not empty.
-pub(crate) fn unlinked_lists(buffers: &XfsBuffers, ag: AgNumber) -> Result<u64> {
+pub(crate) fn unlinked_lists(buffers: &XfsBuffers, ag: AgNumber) -> Result<Vec<usize>> {
     in_agi(buffers, ag, |agi| {
-        agi.unlinked.iter().map(|first| u64::from(first.get() != AgIno::NULL.0)).sum()
+        let lists = agi.unlinked.iter().enumerate();
+        lists.filter(|(_, first)| first.get() != AgIno::NULL.0).map(|(list, _)| list).collect()
     })
 }
 

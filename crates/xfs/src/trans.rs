@@ -145,7 +145,7 @@ impl XfsTransactions {
         let XfsLogReservation { bytes, count } = self.reservations.get(kind);
         let ticket = self.log.reserve(bytes, u32::try_from(count).unwrap_or(1))?;
         self.counters.promise(blocks, false)?;
-        Ok(XfsTransaction::new(self, ticket, blocks))
+        Ok(XfsTransaction::new(self, ticket, blocks, false))
     }
 
     /// The same for one that ends with more free space than it began with: it may take blocks that
@@ -158,7 +158,7 @@ impl XfsTransactions {
     ) -> Result<XfsTransaction<'_>> {
         let ticket = self.log.reserve(self.reservations.get(kind).bytes, 1)?;
         self.counters.promise(blocks, true)?;
-        Ok(XfsTransaction::new(self, ticket, blocks))
+        Ok(XfsTransaction::new(self, ticket, blocks, true))
     }
 
     /// Where an inode lies.

@@ -6,8 +6,9 @@ use offshoot_xfs_format::record::XfsFreeExtent;
 use offshoot_xfs_format::{AgBlock, AgNumber};
 
 use super::free::{change_free_blocks, free_key, size_key};
+use super::headers::agf;
 use super::reverse::{self, ReverseOwner};
-use super::{free_list, tree};
+use super::{free_list, held_back, tree};
 use crate::btree::edit::XfsTreeEdit;
 use crate::trans::{AgExtent, CountChanges, XfsTransaction};
 
@@ -30,6 +31,22 @@ pub(crate) struct ExtentWish {
     pub(crate) owner: Option<ReverseOwner>,
     /// Whether blocks will do whose freeing is not durable: never for the data of files.
     pub(crate) may_be_busy: bool,
+    /// The free blocks that the group has to have left behind it, for trees that then grow.
+    pub(crate) left: u64,
+    /// What it leaves besides.
+    pub(crate) kept: KeptBlocks,
+}
+
+/// Which of the blocks that a group holds back for its trees an allocation leaves there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum KeptBlocks {
+    /// All of them.
+    All,
+    /// Those for the reverse map: it is for one of the other trees that they are held back for.
+    OfReverseMap,
+    /// None: the transaction ends with more free blocks than it began with, and no group has
+    /// others.
+    None,
 }
 
 impl ExtentWish {
@@ -43,6 +60,8 @@ impl ExtentWish {
             alignment: 1,
             owner: None,
             may_be_busy: false,
+            left: 0,
+            kept: KeptBlocks::All,
         }
     }
 
@@ -122,6 +141,12 @@ pub(crate) fn allocate(
     ag: AgNumber,
     wish: &ExtentWish,
 ) -> Result<Option<AgExtent>> {
+    // Before anything is changed: a group without room is left as it is.
+    let room = u32::try_from(room(t, ag, wish)?).unwrap_or(u32::MAX);
+    if room < wish.least.max(1) {
+        return Ok(None);
+    }
+    let wish = &ExtentWish { most: wish.most.min(room), ..*wish };
     free_list::prepare(t, ag)?;
     let mut found = take_free(t, ag, wish)?;
     if found.is_none() && !t.busy(ag).is_empty() {
@@ -135,6 +160,17 @@ pub(crate) fn allocate(
     }
     t.count(CountChanges { free_blocks: -i64::from(extent.count), ..CountChanges::default() });
     Ok(Some(extent))
+}
+
+/// The blocks that an allocation may take from a group: the free ones, less what the free list
+/// needs, what the trees of the group may need, and what is to be left.
+fn room(t: &mut XfsTransaction<'_>, ag: AgNumber, wish: &ExtentWish) -> Result<u64> {
+    let agf = agf(t, ag)?;
+    let needed = free_list::needed(t, &agf);
+    let to_fill = needed.saturating_sub(agf.flcount.get());
+    let kept = held_back::kept(t, &agf, ag, wish.kept)?;
+    let free = u64::from(agf.freeblks.get());
+    Ok(free.saturating_sub(u64::from(to_fill) + kept + wish.left))
 }
 
 /// Takes an extent out of the trees of free space. The free list has to be prepared.

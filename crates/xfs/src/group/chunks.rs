@@ -1,12 +1,14 @@
 //! Chunks of inodes: made when a group has no free inode, and freed when all of theirs are.
 
+use std::ops::Range;
+
 use offshoot_vfs::{Error, Result, Structure};
 use offshoot_xfs_format::btree::{XfsSearchKey, XfsTree};
 use offshoot_xfs_format::geometry::XfsLayout;
 use offshoot_xfs_format::inode::XfsInodeCore;
 use offshoot_xfs_format::log::items::XfsIcreateItem;
 use offshoot_xfs_format::record::{CHUNK_INODES, XfsInodeChunk, XfsOwner};
-use offshoot_xfs_format::{AgBlock, AgIno, AgNumber, Ino};
+use offshoot_xfs_format::{AgBlock, AgIno, AgNumber, Ino, XfsGeometry};
 
 use super::allocate::{ExtentWish, allocate};
 use super::free::{FreedFrom, free_extent};
@@ -35,11 +37,13 @@ pub(crate) fn make_chunk(
     let near = AgIno(header.newino.get());
     let near = (near != AgIno::NULL).then(|| AgBlock(near.0 >> per_block));
     let owner = Some(ReverseOwner::special(XfsOwner::Inodes));
+    // Both trees of inodes may grow by the chunk.
+    let left = t.engine().most_levels().inodes * 2;
     let wish =
-        |count, alignment| ExtentWish { near, alignment, owner, ..ExtentWish::blocks(count) };
+        |count, alignment| ExtentWish { near, alignment, owner, left, ..ExtentWish::blocks(count) };
     if let Some(extent) = allocate(t, ag, &wish(blocks, alignment))? {
         let start = AgIno(extent.start.0 << per_block);
-        return add_chunk(t, ag, extent, start, generation).map(|()| true);
+        return add_chunks(t, ag, extent, start, generation).map(|()| true);
     }
     let may_be_sparse = geometry.layout.contains(XfsLayout::SPARSE_INODES) && part > 0;
     if !may_be_sparse || part >= blocks {
@@ -52,11 +56,12 @@ pub(crate) fn make_chunk(
         free_extent(t, ag, extent, FreedFrom::Owner(ReverseOwner::special(XfsOwner::Inodes)))?;
         return Ok(false);
     }
-    add_chunk(t, ag, extent, AgIno(first << per_block), generation).map(|()| true)
+    add_chunks(t, ag, extent, AgIno(first << per_block), generation).map(|()| true)
 }
 
-/// Makes the inodes of an extent: all those of the chunk that begins with `start`, or a part.
-fn add_chunk(
+/// Makes the inodes of an extent: all those of the chunk that begins with `start`, or a part. A
+/// block of 64 KiB with inodes of 512 bytes has 128 of them: two chunks.
+fn add_chunks(
     t: &mut XfsTransaction<'_>,
     ag: AgNumber,
     extent: AgExtent,
@@ -64,10 +69,32 @@ fn add_chunk(
     generation: u32,
 ) -> Result<()> {
     write_inodes(t, ag, extent, generation)?;
+    let per_block = t.geometry().inodes_per_block_log();
+    let (first, count) = (extent.start.0 << per_block, extent.count << per_block);
+    for chunk in (start.0..first + count).step_by(CHUNK_INODES as usize) {
+        add_chunk(t, ag, AgIno(chunk), first..first + count)?;
+    }
+    let change = i64::from(count);
+    change_agi(t, ag, |agi| {
+        agi.newino = start.0.into();
+        add(&mut agi.count, change)?;
+        add(&mut agi.freecount, change)
+    })?;
+    t.count(CountChanges { inodes: change, free_inodes: change, ..CountChanges::default() });
+    Ok(())
+}
+
+/// Records those of the inodes `made` that are of the chunk that begins with `start`.
+fn add_chunk(
+    t: &mut XfsTransaction<'_>,
+    ag: AgNumber,
+    start: AgIno,
+    made: Range<u32>,
+) -> Result<()> {
     let geometry = t.geometry();
-    let count = extent.count << geometry.inodes_per_block_log();
-    let first = (extent.start.0 << geometry.inodes_per_block_log()) - start.0;
-    let bits = first / INODES_PER_HOLE_BIT..(first + count).div_ceil(INODES_PER_HOLE_BIT);
+    let first = made.start.saturating_sub(start.0);
+    let end = made.end.saturating_sub(start.0).min(CHUNK_INODES);
+    let bits = first / INODES_PER_HOLE_BIT..end.div_ceil(INODES_PER_HOLE_BIT);
     let holes = bits.fold(u16::MAX, |holes, bit| holes & !(1_u16.checked_shl(bit).unwrap_or(0)));
     let new = XfsInodeChunk::new(geometry, start, holes, u64::MAX);
     let key = XfsSearchKey([start.0.into(), 0, 0]);
@@ -83,15 +110,7 @@ fn add_chunk(
         }
         None => new,
     };
-    set_chunk(t, ag, &chunk)?;
-    let change = i64::from(count);
-    change_agi(t, ag, |agi| {
-        agi.newino = start.0.into();
-        add(&mut agi.count, change)?;
-        add(&mut agi.freecount, change)
-    })?;
-    t.count(CountChanges { inodes: change, free_inodes: change, ..CountChanges::default() });
-    Ok(())
+    set_chunk(t, ag, old.as_ref(), &chunk)
 }
 
 /// Fills the clusters of an extent with free inodes.
@@ -136,30 +155,40 @@ fn cluster_runs(t: &XfsTransaction<'_>, ag: AgNumber, extent: AgExtent) -> Vec<D
 }
 
 /// Stores the record of a chunk in both trees of inodes; that of free inodes has only chunks with
-/// one.
+/// one. Both have to have had `old`.
 pub(super) fn set_chunk(
     t: &mut XfsTransaction<'_>,
     ag: AgNumber,
+    old: Option<&XfsInodeChunk>,
     chunk: &XfsInodeChunk,
 ) -> Result<()> {
     let geometry = t.geometry();
-    let has_free = chunk.free(geometry) != 0;
-    let store = |t: &mut XfsTransaction<'_>, which, is_kept: bool| {
+    let key = XfsSearchKey([chunk.start().0.into(), 0, 0]);
+    for which in trees(geometry) {
+        let belongs =
+            |chunk: &&XfsInodeChunk| which == XfsTree::Inodes || chunk.free(geometry) != 0;
+        let (before, is_kept) = (old.filter(belongs), belongs(&chunk));
         tree::edit(t, ag, which, |tree| {
-            let key = XfsSearchKey([chunk.start().0.into(), 0, 0]);
-            match tree.exact::<XfsInodeChunk>(key)? {
-                Some(_) if is_kept => tree.replace(chunk),
-                Some(_) => tree.remove(),
-                None if is_kept => tree.insert(chunk),
-                None => Ok(()),
+            let found = tree.exact::<XfsInodeChunk>(key)?;
+            if found.as_ref() != before {
+                let problem = format!("tree {which:?} has {found:?} of it, not {before:?}");
+                return Err(contradiction(ag, chunk.start(), &problem));
             }
-        })
-    };
-    store(t, XfsTree::Inodes, true)?;
-    if geometry.layout.contains(XfsLayout::FREE_INODES) {
-        store(t, XfsTree::FreeInodes, has_free)?;
+            match (found.is_some(), is_kept) {
+                (true, true) => tree.replace(chunk),
+                (true, false) => tree.remove(),
+                (false, true) => tree.insert(chunk),
+                (false, false) => Ok(()),
+            }
+        })?;
     }
     Ok(())
+}
+
+/// The trees of inodes that a volume has.
+fn trees(geometry: &XfsGeometry) -> impl Iterator<Item = XfsTree> {
+    let count = if geometry.layout.contains(XfsLayout::FREE_INODES) { 2 } else { 1 };
+    [XfsTree::Inodes, XfsTree::FreeInodes].into_iter().take(count)
 }
 
 /// Frees a chunk of which no inode is in use.
@@ -170,9 +199,7 @@ pub(super) fn free_chunk(
 ) -> Result<()> {
     let geometry = t.geometry();
     let key = XfsSearchKey([chunk.start().0.into(), 0, 0]);
-    let trees = [XfsTree::Inodes, XfsTree::FreeInodes];
-    let count = if geometry.layout.contains(XfsLayout::FREE_INODES) { 2 } else { 1 };
-    for which in trees.into_iter().take(count) {
+    for which in trees(geometry) {
         tree::edit(t, ag, which, |tree| match tree.exact::<XfsInodeChunk>(key)? {
             Some(_) => tree.remove(),
             None => Err(contradiction(ag, chunk.start(), "a tree does not have it")),

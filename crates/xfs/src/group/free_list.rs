@@ -19,7 +19,7 @@ use crate::trans::{AgExtent, XfsTransaction};
 /// The blocks that the list must have before a change of the trees: each tree may grow by one
 /// level, and each level but the root of the new height may be split, twice in all. Six in a new
 /// group with a reverse map: two for each of three trees of one level.
-fn needed(t: &XfsTransaction<'_>, agf: &Agf) -> u32 {
+pub(super) fn needed(t: &XfsTransaction<'_>, agf: &Agf) -> u32 {
     let levels = t.engine().most_levels();
     let of = |index: usize, most: u64| {
         let level = agf.levels.get(index).map_or(1, |levels| levels.get());

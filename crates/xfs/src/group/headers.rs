@@ -14,9 +14,14 @@ fn run(t: &XfsTransaction<'_>, offset: u64) -> DiskRun {
     DiskRun { at: BasicBlock(offset / BASIC_BLOCK), bytes: t.geometry().sector_size() }
 }
 
+/// Where a group has its AGF.
+pub(super) fn agf_run(t: &XfsTransaction<'_>, ag: AgNumber) -> DiskRun {
+    run(t, Agf::offset(t.geometry(), ag))
+}
+
 /// The AGF of a group. Locks it.
 pub(super) fn agf(t: &mut XfsTransaction<'_>, ag: AgNumber) -> Result<Agf> {
-    let run = run(t, Agf::offset(t.geometry(), ag));
+    let run = agf_run(t, ag);
     let bytes = t.read(run, BufferRole::FreeSpace(ag))?;
     Agf::view(bytes).copied().map_err(malformed)
 }

@@ -9,12 +9,15 @@ use offshoot_vfs::Result;
 use offshoot_xfs_format::btree::XfsTree;
 use offshoot_xfs_format::features::XfsRoCompat;
 use offshoot_xfs_format::geometry::XfsLayout;
+use offshoot_xfs_format::group::Agf;
 use offshoot_xfs_format::record::CHUNK_INODES;
 use offshoot_xfs_format::superblock::XfsSuperblockFields;
 use offshoot_xfs_format::{AgNumber, XfsGeometry};
 
+use super::allocate::KeptBlocks;
 use super::{in_agf, in_agi};
 use crate::buffer::XfsBuffers;
+use crate::trans::XfsTransaction;
 
 /// What a group keeps for its trees.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -25,6 +28,21 @@ pub(crate) struct HeldBack {
     pub(crate) used: u64,
 }
 
+impl HeldBack {
+    /// The blocks that the trees may still need.
+    pub(crate) fn rest(self) -> u64 {
+        self.reserved.saturating_sub(self.used)
+    }
+}
+
+impl std::ops::Add for HeldBack {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self { reserved: self.reserved + other.reserved, used: self.used + other.used }
+    }
+}
+
 /// What group `ag` keeps for its trees.
 pub(crate) fn held_back(
     buffers: &XfsBuffers,
@@ -32,10 +50,42 @@ pub(crate) fn held_back(
     ag: AgNumber,
 ) -> Result<HeldBack> {
     let geometry = buffers.geometry();
-    let has = |layout| geometry.layout.contains(layout);
+    let agf = in_agf(buffers, ag, |agf| *agf)?;
+    Ok(of_other_trees(buffers, fields, &agf, ag)? + of_reverse_map(geometry, &agf, ag))
+}
+
+/// The blocks of group `ag`, whose AGF is `agf`, that an allocation has to leave.
+pub(super) fn kept(
+    t: &XfsTransaction<'_>,
+    agf: &Agf,
+    ag: AgNumber,
+    which: KeptBlocks,
+) -> Result<u64> {
+    let engine = t.engine();
+    let reverse = || of_reverse_map(engine.geometry(), agf, ag).rest();
+    Ok(match which {
+        KeptBlocks::None => 0,
+        KeptBlocks::OfReverseMap => reverse(),
+        KeptBlocks::All => {
+            // The AGI comes before the AGF, so it is not locked here. What was committed last may
+            // miss a block of this transaction.
+            let others = of_other_trees(engine.buffers(), engine.superblock(), agf, ag)?;
+            reverse() + others.rest()
+        }
+    })
+}
+
+/// What a group keeps for its trees of free inodes and of reference counts.
+fn of_other_trees(
+    buffers: &XfsBuffers,
+    fields: &XfsSuperblockFields,
+    agf: &Agf,
+    ag: AgNumber,
+) -> Result<HeldBack> {
+    let geometry = buffers.geometry();
     let blocks = usable_blocks(geometry, ag);
     let mut all = HeldBack::default();
-    if has(XfsLayout::FREE_INODES) {
+    if geometry.layout.contains(XfsLayout::FREE_INODES) {
         let chunks = (blocks << geometry.inodes_per_block_log()) / u64::from(CHUNK_INODES);
         all.reserved += most_blocks(geometry, XfsTree::FreeInodes, chunks);
         let is_counted = fields.ro_compat().contains(XfsRoCompat::INOBTCNT);
@@ -44,15 +94,20 @@ pub(crate) fn held_back(
             u64::from(if is_counted { agi.fblocks.get() } else { agi.free_level.get() })
         })?;
     }
-    if has(XfsLayout::SHARED_BLOCKS) {
+    if geometry.layout.contains(XfsLayout::SHARED_BLOCKS) {
         all.reserved += most_blocks(geometry, XfsTree::ReferenceCounts, blocks);
-        all.used += in_agf(buffers, ag, |agf| u64::from(agf.refcount_blocks.get()))?;
-    }
-    if has(XfsLayout::REVERSE_MAP) {
-        all.reserved += most_blocks(geometry, XfsTree::ReverseMap, blocks);
-        all.used += in_agf(buffers, ag, |agf| u64::from(agf.rmap_blocks.get()))?;
+        all.used += u64::from(agf.refcount_blocks.get());
     }
     Ok(all)
+}
+
+/// What a group keeps for its reverse map.
+fn of_reverse_map(geometry: &XfsGeometry, agf: &Agf, ag: AgNumber) -> HeldBack {
+    if !geometry.layout.contains(XfsLayout::REVERSE_MAP) {
+        return HeldBack::default();
+    }
+    let reserved = most_blocks(geometry, XfsTree::ReverseMap, usable_blocks(geometry, ag));
+    HeldBack { reserved, used: agf.rmap_blocks.get().into() }
 }
 
 /// The blocks of a group that are not those of the log.

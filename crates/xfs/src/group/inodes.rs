@@ -66,8 +66,8 @@ fn change_free(
     if !geometry.has_inode(ag, inode) {
         return Err(contradiction(ag, inode, "it is not in the group"));
     }
-    let chunk = XfsInodeChunk::new(geometry, chunk.start(), chunk.holes(geometry), free);
-    set_chunk(t, ag, &chunk)?;
+    let new = XfsInodeChunk::new(geometry, chunk.start(), chunk.holes(geometry), free);
+    set_chunk(t, ag, Some(chunk), &new)?;
     change_agi(t, ag, |agi| add(&mut agi.freecount, change))?;
     t.count(CountChanges { free_inodes: change, ..CountChanges::default() });
     Ok(())

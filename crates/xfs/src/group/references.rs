@@ -4,14 +4,12 @@
 //! A block without a record has one reference, if it has an owner. Blocks beside each other with
 //! the same count are one record.
 
-use std::ops::ControlFlow;
-
 use offshoot_vfs::{Error, Result, Structure};
+use offshoot_xfs_format::AgNumber;
 use offshoot_xfs_format::btree::{XfsSearchKey, XfsTree};
 use offshoot_xfs_format::geometry::XfsLayout;
 use offshoot_xfs_format::log::items::XfsCountOp;
 use offshoot_xfs_format::record::{STAGED, XfsSharedExtent};
-use offshoot_xfs_format::{AgBlock, AgNumber};
 
 use super::{free_list, tree};
 use crate::trans::{AgExtent, XfsTransaction};
@@ -238,13 +236,10 @@ pub(crate) fn is_shared(
     if !t.geometry().layout.contains(XfsLayout::SHARED_BLOCKS) {
         return Ok(false);
     }
-    let mut is_shared = false;
-    tree::edit(t, ag, XfsTree::ReferenceCounts, |tree| {
-        let range = (extent.start, AgBlock(extent.end().saturating_sub(1)));
-        tree.overlapping::<XfsSharedExtent>(range, &mut |record| {
-            is_shared |= !record.is_staged();
-            ControlFlow::Continue(())
-        })
-    })?;
-    Ok(is_shared)
+    // Records of shared blocks do not overlap, so the last one that begins in front of the end is
+    // the only one that can.
+    let key = XfsSearchKey([extent.end().saturating_sub(1).into(), 0, 0]);
+    let last =
+        tree::edit(t, ag, XfsTree::ReferenceCounts, |tree| tree.at_most::<XfsSharedExtent>(key))?;
+    Ok(last.is_some_and(|record| CountedRun::of(&record).end() > extent.start.0))
 }

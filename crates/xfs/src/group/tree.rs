@@ -8,7 +8,7 @@ use offshoot_xfs_format::features::XfsRoCompat;
 use offshoot_xfs_format::record::{XfsOwner, XfsTreeRecord};
 use offshoot_xfs_format::{AgBlock, AgNumber, FsBlock};
 
-use super::allocate::{ExtentWish, allocate};
+use super::allocate::{ExtentWish, KeptBlocks, allocate};
 use super::free::{FreedFrom, free_extent};
 use super::headers::{add, agf, agi, change_agf, change_agi};
 use super::{free_list, reverse::ReverseOwner};
@@ -162,7 +162,9 @@ impl XfsTreeBlocks for GroupTree<'_, '_> {
         } else {
             let near = geometry.split(near).map(|(_, block)| block);
             let owner = Some(ReverseOwner::special(self.owner()));
-            let wish = ExtentWish { near, owner, ..ExtentWish::blocks(1) };
+            let is_held_back_for = self.tree != XfsTree::Inodes;
+            let kept = if is_held_back_for { KeptBlocks::OfReverseMap } else { KeptBlocks::All };
+            let wish = ExtentWish { near, owner, kept, ..ExtentWish::blocks(1) };
             let found = allocate(self.t, ag, &wish)?;
             found.ok_or_else(|| free_list::no_space(ag))?.start
         };

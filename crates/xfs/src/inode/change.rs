@@ -15,9 +15,9 @@ use offshoot_xfs_format::record::{MOST_EXTENT_BLOCKS, XfsExtent, XfsExtentItem, 
 use offshoot_xfs_format::{AgNumber, FileBlock, FsBlock, Ino};
 
 use crate::btree::edit::{XfsEditRoot, XfsTreeBlocks, XfsTreeEdit};
-use crate::btree::file_key;
+use crate::btree::{XfsTreeCursor, XfsTreeRoot, file_key};
 use crate::buffer::{BufferRole, DiskRun, malformed};
-use crate::group::{ExtentWish, ReverseOwner, allocate};
+use crate::group::{ExtentWish, ReverseOwner, allocate_anywhere};
 use crate::trans::{ChangedFork, ForkName, XfsTransaction};
 
 /// What one step of a change of a fork has done.
@@ -70,21 +70,21 @@ impl XfsTreeBlocks for ForkTree<'_, '_> {
 
     fn allocate(&mut self, near: FsBlock) -> Result<FsBlock> {
         let geometry = self.t.geometry();
-        let (first, block) = geometry.split(near).unzip();
+        let near = geometry.split(near);
         let owner = Some(ReverseOwner::tree_block(self.ino, self.fork));
-        // Groups are locked in ascending order, so none below the first is asked.
-        for ag in (first.map_or(0, |ag| ag.0)..geometry.ag_count).map(AgNumber) {
-            let near = block.filter(|_| Some(ag) == first);
-            let wish = ExtentWish { near, owner, ..ExtentWish::blocks(1) };
-            let Some(found) = allocate(self.t, ag, &wish)? else { continue };
-            let at = geometry.fs_block(ag, found.start);
-            let (run, role) = (self.run(at)?, self.role(at));
-            self.t.fresh(run, role)?;
-            self.t.inode(self.ino)?.add_blocks(1)?;
-            return Ok(at);
-        }
-        let what = format!("a block for the extents of inode {}", self.ino);
-        Err(Error::posix(Errno::NOSPC, what))
+        // A group that has blocks for all levels will do for the whole change.
+        let levels = self.t.engine().most_levels();
+        let left = levels.data.max(levels.attributes);
+        let wish = ExtentWish { owner, left, ..ExtentWish::blocks(1) };
+        let Some((ag, found)) = allocate_anywhere(self.t, near, &wish)? else {
+            let what = format!("a block for the extents of inode {}", self.ino);
+            return Err(Error::posix(Errno::NOSPC, what));
+        };
+        let at = geometry.fs_block(ag, found.start);
+        let (run, role) = (self.run(at)?, self.role(at));
+        self.t.fresh(run, role)?;
+        self.t.inode(self.ino)?.add_blocks(1)?;
+        Ok(at)
     }
 
     fn free(&mut self, at: FsBlock) -> Result<()> {
@@ -171,7 +171,7 @@ fn end(extent: &XfsExtent) -> u64 {
 }
 
 /// The part of an extent from `start` to `end`.
-fn part(extent: &XfsExtent, start: u64, end: u64) -> Option<XfsExtent> {
+pub(super) fn part(extent: &XfsExtent, start: u64, end: u64) -> Option<XfsExtent> {
     let inside = start.checked_sub(extent.offset.0)?;
     let count = u32::try_from(end.checked_sub(start)?).ok().filter(|count| *count > 0)?;
     let block = FsBlock(extent.start.0 + inside);
@@ -268,6 +268,31 @@ fn count(
     let sum = sum.ok_or_else(|| inode.damaged("more extents than it counts"))?;
     inode.set_extent_count(fork, sum)?;
     inode.add_blocks(blocks)
+}
+
+/// Proves that an inode counts as many extents as its fork has.
+pub(crate) fn prove_extent_count(
+    t: &mut XfsTransaction<'_>,
+    ino: Ino,
+    fork: ForkName,
+) -> Result<()> {
+    let buffers = t.engine().buffers();
+    let inode = t.inode(ino)?;
+    // A list ends where its count does.
+    let Some(ChangedFork::Btree(root)) = inode.fork(fork) else { return Ok(()) };
+    // Not as blocks of the transaction, which would hold the whole tree.
+    let mut cursor = XfsTreeCursor::new(buffers, XfsTreeRoot::Fork { root, owner: ino });
+    cursor.seek(file_key(FileBlock(0)))?;
+    let mut found = 0_u64;
+    while cursor.record::<XfsExtentItem>().is_some() {
+        found += 1;
+        cursor.advance()?;
+    }
+    let counted = inode.extent_count(fork);
+    if found == counted {
+        return Ok(());
+    }
+    Err(inode.damaged(format!("{fork:?}: {found} extents, and {counted} are counted")))
 }
 
 /// Calls `change` with the records of a fork, and stores them in the form that they need. Returns

@@ -10,6 +10,11 @@
 //! Each change is a transaction, and the log goes on behind its head. So when this is cut, what is
 //! done is in the log, and the next recovery, ours or the kernel's, finds what is left.
 //!
+//! An intent that cannot be done ends the recovery, as it ends that of the kernel: what follows
+//! from it is not known, and to leave it away would make a volume of which only a repair knows
+//! what is wrong. All of this happens in memory first, so the device is left as it was. An unlinked
+//! inode that cannot be freed is lost with its list, as with the kernel.
+//!
 //! Intents are ended in their order. What follows from them comes after the last of them: a later
 //! intent may be of the same chain.
 
@@ -19,7 +24,7 @@ use offshoot_device::BlockDevice;
 use offshoot_kit::counter::WriteStop;
 use offshoot_vfs::{Code, Error, Result};
 use offshoot_xfs_format::geometry::XfsLayout;
-use offshoot_xfs_format::group::{Agi, UNLINKED_LISTS};
+use offshoot_xfs_format::group::Agi;
 use offshoot_xfs_format::log::XfsLogItem;
 use offshoot_xfs_format::log::items::{
     XfsCountExtent, XfsCountOp, XfsMapExtent, XfsMapOp, XfsReverseOp,
@@ -36,7 +41,7 @@ use crate::defer::{
     DeferredChain, DeferredWork, FreedBlocks, IntentIds, LoggedIntent, MOST_UNMAPPED, tree_blocks,
 };
 use crate::group::{self, FreedFrom};
-use crate::inode::change::unmap_extents;
+use crate::inode::change::{prove_extent_count, unmap_extents};
 use crate::log::{LogDisk, LoggedItem, XfsLog, XfsLogOptions};
 use crate::trans::{AgExtent, ForkName, XfsTransaction, XfsTransactionKind, XfsTransactions};
 
@@ -75,7 +80,7 @@ pub(super) fn complete(
     let mut done = CompletedWork { intents: old.len() as u64, ..CompletedWork::default() };
     completion.end_intents(old)?;
     for ag in (0..superblock.geometry.ag_count).map(AgNumber) {
-        for list in 0..UNLINKED_LISTS {
+        for list in group::unlinked_lists(transactions.buffers(), ag)? {
             completion.free_unlinked(ag, list, &mut done)?;
         }
     }
@@ -235,6 +240,11 @@ impl Completion<'_> {
         if inode.core().is_free() || inode.core().links() != 0 {
             let problem = "it is in a list of unlinked ones, and has links or is free";
             return Err(inode.damaged(problem).into());
+        }
+        // An inode that counts other extents than it has fails in the middle. So does the kernel:
+        // it empties the list, and goes on with the others.
+        for fork in [ForkName::Data, ForkName::Attributes] {
+            prove_extent_count(&mut transaction, ino, fork)?;
         }
         drop(transaction);
         self.empty_fork(ino, ForkName::Data)?;

@@ -148,7 +148,7 @@ pub(super) fn add_groups(pending: &mut XfsPending, buffers: &XfsBuffers) -> Resu
             .and_then(|lists| Ok((lists, group::staged_extents(buffers, ag)?)));
         match found {
             Ok((lists, staged)) => {
-                pending.unlinked_lists += lists;
+                pending.unlinked_lists += lists.len() as u64;
                 pending.staged_extents += staged;
             }
             // A reader can do without a damaged group, and nothing is written while there is one.

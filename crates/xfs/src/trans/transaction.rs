@@ -1,6 +1,6 @@
 //! One transaction: what it holds and changes, and its commit.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -53,6 +53,8 @@ pub(crate) struct XfsTransaction<'e> {
     counts: CountChanges,
     /// The free blocks that it may still take.
     promised: u64,
+    /// Whether it may take blocks that groups hold back for their trees.
+    may_take_held_back: bool,
     /// What it has freed.
     freed: Vec<(AgNumber, AgExtent)>,
 }
@@ -67,7 +69,12 @@ struct CommittedItems {
 }
 
 impl<'e> XfsTransaction<'e> {
-    pub(super) fn new(engine: &'e XfsTransactions, ticket: LogTicket, promised: u64) -> Self {
+    pub(super) fn new(
+        engine: &'e XfsTransactions,
+        ticket: LogTicket,
+        promised: u64,
+        may_take_held_back: bool,
+    ) -> Self {
         Self {
             engine,
             ticket,
@@ -76,8 +83,59 @@ impl<'e> XfsTransaction<'e> {
             others: Vec::new(),
             counts: CountChanges::default(),
             promised,
+            may_take_held_back,
             freed: Vec::new(),
         }
+    }
+
+    /// Whether it may take blocks that groups hold back for their trees, because it ends with more
+    /// free space than it began with.
+    pub(crate) fn may_take_held_back(&self) -> bool {
+        self.may_take_held_back
+    }
+
+    /// The highest group whose AGF the transaction has locked. It may wait for this one and for
+    /// higher ones.
+    pub(crate) fn highest_group(&self) -> Option<AgNumber> {
+        let groups = self.buffers.values().filter_map(|held| match held.role {
+            BufferRole::FreeSpace(ag) => Some(ag),
+            _ => None,
+        });
+        groups.max_by_key(|ag| ag.0)
+    }
+
+    /// Locks the AGF of a group, unless another transaction has it. Returns whether it is locked.
+    pub(crate) fn try_hold(&mut self, run: DiskRun, ag: AgNumber) -> Result<bool> {
+        let is_locked =
+            self.buffers.contains_key(&run.at) || self.engine.shared.buffer_locks.try_lock(run.at);
+        if is_locked {
+            self.hold_locked(run, BufferRole::FreeSpace(ag))?;
+        }
+        Ok(is_locked)
+    }
+
+    /// The places of the buffers that it has locked.
+    pub(crate) fn held_buffers(&self) -> BTreeSet<BasicBlock> {
+        self.buffers.keys().copied().collect()
+    }
+
+    /// Releases the buffers that it has locked since it had those of `before`, if it has changed
+    /// none of them.
+    pub(crate) fn release_unchanged(&mut self, before: &BTreeSet<BasicBlock>) {
+        let is_new = |place: &BasicBlock| !before.contains(place);
+        let has_changed = self.buffers.iter().any(|(place, held)| {
+            is_new(place) && !matches!(held.content, HeldContent::Committed(_))
+        });
+        if has_changed {
+            return;
+        }
+        let locks = &self.engine.shared.buffer_locks;
+        self.buffers.retain(|place, _| {
+            if is_new(place) {
+                locks.unlock(*place);
+            }
+            !is_new(place)
+        });
     }
 
     pub(crate) fn engine(&self) -> &'e XfsTransactions {
@@ -283,8 +341,16 @@ impl<'e> XfsTransaction<'e> {
             let problem = format!("block {} is {:?} and {role:?}", run.at, held.role);
             return Err(Error::corrupt(Structure::BtreeBlock, problem));
         }
+        self.engine.shared.buffer_locks.lock(run.at)?;
+        self.hold_locked(run, role)
+    }
+
+    /// Reads a buffer that is locked, unless the transaction has it.
+    fn hold_locked(&mut self, run: DiskRun, role: BufferRole) -> Result<()> {
+        if self.buffers.contains_key(&run.at) {
+            return Ok(());
+        }
         let shared = &self.engine.shared;
-        shared.buffer_locks.lock(run.at)?;
         let buffer = shared.buffers.read(&[run], role).inspect_err(|_| {
             shared.buffer_locks.unlock(run.at);
         })?;
@@ -329,16 +395,19 @@ impl<'e> XfsTransaction<'e> {
         } else {
             Some(self.engine.log().commit(&mut self.ticket, &items.all))
         };
+        if !matches!(sequence, Some(Err(_))) {
+            // While no buffer can go home: one that is published behind that stays in memory.
+            for (place, buffer) in published {
+                match buffer {
+                    Some(buffer) => shared.buffers.publish(buffer),
+                    None => shared.buffers.forget(place),
+                }
+            }
+        }
         items.buffers.iter().for_each(|item| item.committed());
         items.inodes.iter().for_each(|item| item.committed());
         items.made.iter().for_each(|item| item.committed());
         let sequence = sequence.transpose()?;
-        for (place, buffer) in published {
-            match buffer {
-                Some(buffer) => shared.buffers.publish(buffer),
-                None => shared.buffers.forget(place),
-            }
-        }
         if let Some(sequence) = sequence {
             self.engine.busy.add(&self.freed, sequence);
         }

@@ -2,10 +2,13 @@
 //! and are freed, by transactions. The judges find the volume clean at its end, and when the log
 //! was cut.
 
+mod groups;
+
 use std::ops::Range;
 use std::sync::Arc;
 use std::thread;
 
+use offshoot_device::BlockDevice;
 use offshoot_kit::counter::WriteStop;
 use offshoot_testkit::random::{Random, seed_of_run};
 use offshoot_testkit::xfs::disk::{RECOVERY, XfsDisk};
@@ -29,8 +32,7 @@ use crate::trans::{
 use crate::{XfsOptions, check_xfs};
 
 /// The engine on a volume with a clean log.
-fn engine(disk: &XfsDisk) -> XfsTransactions {
-    let device = disk.writable_device();
+fn engine_on(device: Arc<dyn BlockDevice>) -> XfsTransactions {
     let superblock = XfsSuperblock::parse(&sector_at(&*device, 0).unwrap()).unwrap();
     let found = VolumeLog::find(&device, &superblock).unwrap();
     assert!(found.ends.is_clean);
@@ -273,28 +275,41 @@ struct UnnamedChurnPlan {
     threads: Vec<(u32, u32)>,
     /// The bytes that the log has to have carried at least.
     logged: u64,
+    /// The size of the volume.
+    mib: u64,
+    /// What the kernel complains of when it mounts the volume.
+    kernel_says: &'static [&'static str],
 }
 
 impl UnnamedChurnPlan {
     /// One thread in two groups.
     fn of_run(options: &'static str) -> Self {
         let threads = vec![(0, 2)];
-        Self { options, seed: seed_of_run(), steps: 1_500, calm: 8, threads, logged: 0 }
+        Self {
+            options,
+            seed: seed_of_run(),
+            steps: 1_500,
+            calm: 8,
+            threads,
+            logged: 0,
+            mib: 1 << 10,
+            kernel_says: &[],
+        }
     }
 }
 
 /// A volume and its engine.
-fn volume(options: &str) -> Option<(XfsDisk, XfsTransactions)> {
-    let disk = XfsDisk::create(&judges::require()?, 1 << 10);
+fn volume(mib: u64, options: &str) -> Option<(XfsDisk, XfsTransactions)> {
+    let disk = XfsDisk::create(&judges::require()?, mib);
     disk.mkfs(options);
-    let engine = engine(&disk);
+    let engine = engine_on(disk.writable_device());
     let kept = group::held_back(engine.buffers(), engine.superblock(), AgNumber(0)).unwrap();
     engine.counters().hold_back(kept.reserved - kept.used);
     Some((disk, engine))
 }
 
 fn churn(plan: &UnnamedChurnPlan) {
-    let Some((disk, engine)) = volume(plan.options) else { return };
+    let Some((disk, engine)) = volume(plan.mib, plan.options) else { return };
     let churn = |(seed, &(first, count)): (u64, &(u32, u32))| UnnamedChurn {
         calm: plan.calm,
         ..UnnamedChurn::new(&engine, seed, first..first + count)
@@ -305,7 +320,7 @@ fn churn(plan: &UnnamedChurnPlan) {
             scope.spawn(|| (0..plan.steps).for_each(|_| churn.step()));
         }
     });
-    assert_cut_recovers(&disk, &engine);
+    assert_cut_recovers(&disk, &engine, plan.kernel_says);
     let logged = engine.log().statistics().bytes;
     assert!(logged >= plan.logged, "the log has carried {logged} bytes");
     for mut churn in churns {
@@ -313,25 +328,25 @@ fn churn(plan: &UnnamedChurnPlan) {
             churn.free(0);
         }
     }
-    assert_closes_clean(&disk, engine);
+    assert_closes_clean(&disk, engine, plan.kernel_says);
 }
 
 /// Cuts the log. The kernel recovers it, and frees the files, which have no names.
-fn assert_cut_recovers(disk: &XfsDisk, engine: &XfsTransactions) {
+fn assert_cut_recovers(disk: &XfsDisk, engine: &XfsTransactions, says: &[&'static str]) {
     engine.log().force_all().unwrap();
     let cut = disk.copy();
-    drop(cut.mount("nouuid", &[RECOVERY]));
+    drop(cut.mount("nouuid", &[says, &[RECOVERY]].concat()));
     cut.assert_checks();
 }
 
 /// Unmounts a volume of which all files were freed.
-fn assert_closes_clean(disk: &XfsDisk, engine: XfsTransactions) {
+fn assert_closes_clean(disk: &XfsDisk, engine: XfsTransactions, says: &[&'static str]) {
     assert_nothing_is_left(&engine);
     engine.unmount().unwrap();
     disk.assert_checks();
     let found = check_xfs(&disk.device(), &XfsOptions::default()).unwrap();
     assert!(found.findings.is_empty(), "{:#?}", found.findings);
-    drop(disk.mount("", &[]));
+    drop(disk.mount("", says));
 }
 
 #[test]
@@ -387,7 +402,7 @@ fn judges_find_a_volume_clean_after_an_empty_range_was_unmapped() {
 
 #[test]
 fn unmapping_an_empty_range_changes_nothing() {
-    let Some((disk, engine)) = volume("") else { return };
+    let Some((disk, engine)) = volume(1 << 10, "") else { return };
     let mut churn = UnnamedChurn::new(&engine, seed_of_run(), 0..2);
     churn.make();
     while churn.files.iter().any(|file| file.extents.iter().all(|extent| extent.count < 2)) {
@@ -403,12 +418,12 @@ fn unmapping_an_empty_range_changes_nothing() {
     assert_eq!(t.inode(ino).unwrap().fork(ForkName::Data), before.as_ref());
     assert!(t.commit().unwrap().is_none());
     churn.free(0);
-    assert_closes_clean(&disk, engine);
+    assert_closes_clean(&disk, engine, &[]);
 }
 
 #[test]
 fn one_transaction_of_hundreds_of_steps_frees_a_file() {
-    let Some((disk, engine)) = volume("") else { return };
+    let Some((disk, engine)) = volume(1 << 10, "") else { return };
     let mut churn = UnnamedChurn::new(&engine, seed_of_run(), 0..2);
     churn.make();
     (0..400).for_each(|_| churn.grow(0));
@@ -418,11 +433,11 @@ fn one_transaction_of_hundreds_of_steps_frees_a_file() {
     while !cut_step(&mut t, ino, 0..u64::MAX) {
         steps += 1;
         if steps == 100 {
-            assert_cut_recovers(&disk, &engine);
+            assert_cut_recovers(&disk, &engine, &[]);
         }
     }
     assert!(steps > 200, "{steps}");
     t.commit().unwrap();
     churn.free(0);
-    assert_closes_clean(&disk, engine);
+    assert_closes_clean(&disk, engine, &[]);
 }
