@@ -26,6 +26,7 @@ use offshoot_kit::sync::Mutex;
 use offshoot_vfs::Result;
 use offshoot_xfs_format::Ino;
 
+use crate::log::LoggedItem;
 use crate::trans::{XfsTransaction, XfsTransactions};
 use item::IntentEnd;
 pub(crate) use item::LoggedIntent;
@@ -34,6 +35,12 @@ pub(crate) use work::{DeferredWork, FreedBlocks, MOST_UNMAPPED, tree_blocks};
 
 /// The records of an intent that we log. The kernel has up to 16.
 const MOST_RECORDS: usize = 8;
+
+/// The extents that a transaction frees: a truncation has log space for the trees of four.
+const MOST_FREED: usize = 4;
+
+/// The intents that a step logs again at most.
+const MOST_LOGGED_AGAIN: usize = 8;
 
 /// The ids of intents, each unique among those that are pending.
 #[derive(Debug, Default)]
@@ -98,10 +105,15 @@ impl<'a> DeferredChain<'a> {
         for (kind, mut work) in by_kind {
             // An intent has its groups in the order in which they are locked.
             let geometry = transaction.geometry();
-            work.sort_by_key(|work| geometry.split(work.extent().0).map(|(ag, _)| ag.0));
-            let most = if kind == DeferredKind::Map { 1 } else { MOST_RECORDS };
+            let group = |work: &DeferredWork| geometry.split(work.first_block()?);
+            work.sort_by_key(|work| group(work).map(|(ag, _)| ag.0));
+            let most = match kind {
+                DeferredKind::Map | DeferredKind::Exchange => 1,
+                DeferredKind::Free => MOST_FREED,
+                DeferredKind::Reverse | DeferredKind::Count => MOST_RECORDS,
+            };
             for work in work.chunks(most) {
-                let intent = Arc::new(LoggedIntent::new(self.ids.next(), kind, work));
+                let intent = Arc::new(LoggedIntent::new(self.ids.next(), work));
                 transaction.add_item(intent.clone());
                 let logged = LoggedWork { intent, work: work.to_vec() };
                 self.waiting.entry(kind).or_default().push_back(logged);
@@ -110,15 +122,19 @@ impl<'a> DeferredChain<'a> {
     }
 
     /// Does the work of an intent in the transaction, ends it, and logs the intents of what
-    /// follows.
+    /// follows. The kernel logs intents to free more extents than one transaction frees: what is
+    /// left of such a one follows too.
     pub(crate) fn end(
         &mut self,
         transaction: &mut XfsTransaction<'_>,
         intent: Arc<LoggedIntent>,
         work: &[DeferredWork],
     ) -> Result<()> {
-        let mut next = Vec::new();
-        for work in work {
+        let is_free = |work: &DeferredWork| work.kind() == DeferredKind::Free;
+        let now = if work.iter().all(is_free) { work.len().min(MOST_FREED) } else { work.len() };
+        let (now, later) = work.split_at(now);
+        let mut next = later.to_vec();
+        for work in now {
             work.perform(transaction, &mut next)?;
         }
         transaction.add_item(Arc::new(IntentEnd::of(intent)));
@@ -126,8 +142,26 @@ impl<'a> DeferredChain<'a> {
         Ok(())
     }
 
+    /// Ends waiting intents that lie far behind the head of the log, and logs them again: a long
+    /// chain would keep the tail from moving.
+    fn log_again(&mut self, transaction: &mut XfsTransaction<'_>) {
+        let log = transaction.engine().log();
+        let is_old = |waiting: &&mut LoggedWork| {
+            let lsn = waiting.intent.state().active_lsn();
+            lsn.is_some_and(|lsn| log.is_near_tail(lsn))
+        };
+        let old = self.waiting.values_mut().flatten().filter(is_old);
+        for waiting in old.take(MOST_LOGGED_AGAIN) {
+            let new = Arc::new(LoggedIntent::new(self.ids.next(), &waiting.work));
+            let old = std::mem::replace(&mut waiting.intent, new.clone());
+            transaction.add_item(Arc::new(IntentEnd::of(old)));
+            transaction.add_item(new);
+        }
+    }
+
     /// Does the next work in the transaction. Returns false when there is none.
     fn step(&mut self, transaction: &mut XfsTransaction<'_>) -> Result<bool> {
+        self.log_again(transaction);
         let next = self.waiting.values_mut().find_map(VecDeque::pop_front);
         let Some(LoggedWork { intent, work }) = next else { return Ok(false) };
         self.end(transaction, intent, &work)?;

@@ -4,6 +4,7 @@
 //! that leads to no file, from a stale handle or a damaged directory, gives an error that says so.
 
 pub(crate) mod change;
+pub(crate) mod exchange;
 pub(crate) mod fork;
 
 use std::sync::Arc;

@@ -4,10 +4,12 @@ use std::sync::Arc;
 
 use offshoot_vfs::Result;
 use offshoot_xfs_format::Lsn;
-use offshoot_xfs_format::log::items::{XfsEfiExtents, XfsFreeIntent, XfsIntent, XfsItemType};
+use offshoot_xfs_format::log::items::{
+    XfsEfiExtents, XfsExchangeIntent, XfsFreeIntent, XfsIntent, XfsItemType,
+};
 use offshoot_xfs_format::log::{XfsLogItem, XfsLogVector};
 
-use super::work::{DeferredKind, DeferredWork, records};
+use super::work::{DeferredWork, records};
 use crate::log::{HomeOutcome, HomeWrites, LoggedItem, LoggedKind, LoggedSize, LoggedState};
 
 /// An intent. It holds the tail of the log until its end is durable.
@@ -21,16 +23,19 @@ pub(crate) struct LoggedIntent {
 }
 
 impl LoggedIntent {
-    /// An intent to do `work`, all of this kind.
-    pub(super) fn new(id: u64, kind: DeferredKind, work: &[DeferredWork]) -> Self {
+    /// An intent to do `work`, all of one kind.
+    pub(super) fn new(id: u64, work: &[DeferredWork]) -> Self {
         let (extents, counts, maps) = records(work);
-        Self::of(&match kind {
-            DeferredKind::Reverse => XfsLogItem::Rui(XfsIntent { id, records: &maps }),
-            DeferredKind::Count => XfsLogItem::Cui(XfsIntent { id, records: &counts }),
-            DeferredKind::Free => {
+        Self::of(&match work.first() {
+            Some(DeferredWork::Reverse(_)) => XfsLogItem::Rui(XfsIntent { id, records: &maps }),
+            Some(DeferredWork::Count(_)) => XfsLogItem::Cui(XfsIntent { id, records: &counts }),
+            Some(DeferredWork::Free(_)) | None => {
                 XfsLogItem::Efi(XfsFreeIntent { id, extents: XfsEfiExtents::Wide(&extents) })
             }
-            DeferredKind::Map => XfsLogItem::Bui(XfsIntent { id, records: &maps }),
+            Some(DeferredWork::Map(_)) => XfsLogItem::Bui(XfsIntent { id, records: &maps }),
+            Some(DeferredWork::Exchange(intent)) => {
+                XfsLogItem::Xmi(XfsExchangeIntent { id, ..*intent })
+            }
         })
     }
 

@@ -5,7 +5,8 @@ use offshoot_xfs_format::geometry::XfsLayout;
 use offshoot_xfs_format::inode::XfsInodeFlags2;
 use offshoot_xfs_format::log::XfsLogItem;
 use offshoot_xfs_format::log::items::{
-    XfsCountExtent, XfsCountOp, XfsEfiExtent, XfsMapExtent, XfsMapOp, XfsReverseOp,
+    XfsCountExtent, XfsCountOp, XfsEfiExtent, XfsExchangeIntent, XfsMapExtent, XfsMapOp,
+    XfsReverseOp,
 };
 use offshoot_xfs_format::record::{XfsExtent, XfsReverseFlags, XfsReverseMap};
 use offshoot_xfs_format::{AgNumber, FileBlock, FsBlock, Ino};
@@ -13,6 +14,7 @@ use offshoot_xfs_format::{AgNumber, FileBlock, FsBlock, Ino};
 use crate::buffer::malformed;
 use crate::group::{self, FreedFrom, ReverseOwner};
 use crate::inode::change::{map_extent, unmap_extents};
+use crate::inode::exchange::{end_exchange, exchange_extents, exchanged_fork};
 use crate::trans::{AgExtent, ForkName, XfsTransaction};
 
 /// The extents that a step takes from a fork.
@@ -25,6 +27,7 @@ pub(crate) enum DeferredKind {
     Count,
     Free,
     Map,
+    Exchange,
 }
 
 /// Blocks that are freed.
@@ -46,6 +49,8 @@ pub(crate) enum DeferredWork {
     Free(FreedBlocks),
     /// A change of a file's mappings.
     Map(XfsMapExtent),
+    /// An exchange of the mappings of two files.
+    Exchange(XfsExchangeIntent),
 }
 
 /// The records of intents.
@@ -59,6 +64,7 @@ pub(super) fn records(work: &[DeferredWork]) -> IntentRecords {
             DeferredWork::Free(free) => extents.push(XfsEfiExtent::new(free.extent)),
             DeferredWork::Count(count) => counts.push(*count),
             DeferredWork::Reverse(map) | DeferredWork::Map(map) => maps.push(*map),
+            DeferredWork::Exchange(_) => {}
         }
     }
     (extents, counts, maps)
@@ -76,6 +82,7 @@ impl DeferredWork {
             XfsLogItem::Rui(intent) => intent.records.iter().copied().map(Self::Reverse).collect(),
             XfsLogItem::Cui(intent) => intent.records.iter().copied().map(Self::Count).collect(),
             XfsLogItem::Bui(intent) => intent.records.iter().copied().map(Self::Map).collect(),
+            XfsLogItem::Xmi(intent) => vec![Self::Exchange(*intent)],
             _ => return None,
         })
     }
@@ -86,16 +93,19 @@ impl DeferredWork {
             Self::Count(_) => DeferredKind::Count,
             Self::Free(_) => DeferredKind::Free,
             Self::Map(_) => DeferredKind::Map,
+            Self::Exchange(_) => DeferredKind::Exchange,
         }
     }
 
-    /// Its blocks.
-    pub(super) fn extent(&self) -> (FsBlock, u32) {
-        match self {
+    /// Its first block, if there is one that the intent names.
+    pub(super) fn first_block(&self) -> Option<FsBlock> {
+        let (start, _) = match self {
             Self::Reverse(map) | Self::Map(map) => map.extent(),
             Self::Count(count) => count.extent(),
             Self::Free(free) => free.extent,
-        }
+            Self::Exchange(_) => return None,
+        };
+        Some(start)
     }
 
     /// Does it in the transaction. What follows from it is added to `next`.
@@ -112,6 +122,7 @@ impl DeferredWork {
                 group::free_extent(transaction, ag, extent, free.from)
             }
             Self::Map(map) => change_mapping(transaction, map, next),
+            Self::Exchange(intent) => exchange(transaction, intent, next),
         }
     }
 
@@ -233,6 +244,26 @@ fn change_mapping(
     }
     for extent in changed {
         next.extend(DeferredWork::reverse(transaction, op, (ino, fork), extent)?);
+    }
+    Ok(())
+}
+
+fn exchange(
+    transaction: &mut XfsTransaction<'_>,
+    intent: &XfsExchangeIntent,
+    next: &mut Vec<DeferredWork>,
+) -> Result<()> {
+    let (step, fork) = (exchange_extents(transaction, intent)?, exchanged_fork(intent));
+    for (ino, block) in step.tree_blocks {
+        next.extend(tree_blocks(ino, fork, &[block]));
+    }
+    // While both files have their marks of shared blocks.
+    for (op, ino, extent) in step.changes {
+        next.extend(DeferredWork::reverse(transaction, op, (ino, fork), extent)?);
+    }
+    match step.rest {
+        Some(rest) => next.push(DeferredWork::Exchange(rest)),
+        None => end_exchange(transaction, intent)?,
     }
     Ok(())
 }

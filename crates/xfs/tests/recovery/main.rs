@@ -6,6 +6,7 @@
 //! | `kinds` | all kinds of volumes, after a shutdown and under load |
 //! | `cuts` | logs that end anywhere, and recoveries that do |
 //! | `intents` | chains of intents that the end of a log cuts |
+//! | `exchange` | exchanges of contents that the end of a log cuts |
 //! | `finished` | unlinked inodes; finishing that is cut itself |
 //! | `beyond` | logs that the kernel does not recover |
 //! | `log_on_disk` | reading, changing and adding records |
@@ -18,6 +19,7 @@
 mod beyond;
 mod crashed;
 mod cuts;
+mod exchange;
 mod finished;
 mod hostile;
 mod intents;
