@@ -17,6 +17,8 @@
 //! `work` is one such change, `item` are intents and their ends.
 
 mod item;
+#[cfg(test)]
+mod tests;
 mod work;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};

@@ -328,6 +328,11 @@ impl XfsLog {
         sizes.checkpoint(bytes) + sizes.ring.saturating_sub(sizes.capacity())
     }
 
+    /// The bytes of the record that tells that the tail has moved.
+    pub(crate) fn room_to_tell(&self) -> u64 {
+        self.shared.sizes.empty_checkpoint()
+    }
+
     /// What the log did.
     pub(crate) fn statistics(&self) -> LogStatistics {
         self.shared.counters.get()

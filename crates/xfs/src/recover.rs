@@ -7,19 +7,20 @@
 //! pending  counts the work that is left: intents, unlinked inodes, staged extents
 //! complete does it, in memory over the first
 //! replay   again, onto the device, as it goes                                         to disk only
-//! complete again, with transactions in the log behind its head                        to disk only
-//! finish   counters of the superblock, an empty log                                   to disk only
+//! complete again, with transactions in the log behind its head. The counters of the superblock
+//!          are right then, and the log is empty                                       to disk only
 //! ```
 //!
 //! A recovery to disk writes nothing before the replay in memory has proved the whole log, and
 //! nothing to the log before everything else is durable. So one that is cut begins again.
 //!
-//! Intents of attributes are not done yet. A reader sees the state before all
-//! pending work then, with a report, and a recovery to disk is refused.
+//! Intents of attributes are not done yet. A reader sees the state before all pending work then,
+//! with a report, and a recovery to disk is refused.
 //!
 //! `replay` keeps blocks until the LSN changes; `buffer` and `inode` apply items; `verify` knows
 //! the types of blocks; `pieces` completes directory blocks of several extents; `log` reads and
-//! writes the ring; `cancel` and `pending` are what a survey learns; `zero` makes a new log.
+//! writes the ring; `cancel` and `pending` are what a survey learns; `finish` and `zero` make a new
+//! log.
 
 mod buffer;
 mod cancel;
@@ -48,7 +49,6 @@ use crate::options::XfsOptions;
 use crate::report::{XfsPending, XfsReport, tell};
 use cancel::CancelledBuffers;
 use complete::CompletedWork;
-use finish::UnmountRecord;
 pub(crate) use log::VolumeLog;
 use log::in_log;
 use pending::PendingIntents;
@@ -161,9 +161,11 @@ fn in_memory_of(
 impl VolumeInMemory {
     /// A device that shows the volume when everything that the log leaves to do is done.
     fn completed(&self, log: &VolumeLog) -> Result<Arc<dyn BlockDevice>> {
-        if self.pending.is_empty() {
-            return Ok(self.device.clone());
-        }
+        if self.pending.is_empty() { Ok(self.device.clone()) } else { self.complete(log) }
+    }
+
+    /// The same, with an empty log and right counters.
+    fn complete(&self, log: &VolumeLog) -> Result<Arc<dyn BlockDevice>> {
         // The log may have turned on what we do not write.
         require_recoverable(&finish::first_superblock(&self.device)?.1)?;
         let XfsPending { attributes, damaged_groups, .. } = self.pending;
@@ -210,25 +212,11 @@ pub(crate) fn to_disk(
     let proof = in_memory_of(device, superblock, log, &quiet)?;
     // The log may have turned on what we do not write.
     require_recoverable(&finish::first_superblock(&proof.device)?.1)?;
-    let unmount = if proof.pending.is_empty() {
-        finish::count(&proof.device)?;
-        Some(UnmountRecord::new(log)?)
-    } else {
-        proof.completed(log)?;
-        None
-    };
+    proof.complete(log)?;
     let VolumeInMemory { cancels, intents, .. } = proof;
     let (_, counts) = replay(device, superblock, log, cancels, options)?;
     log.disk.flush()?;
-    let done = match unmount {
-        Some(unmount) => {
-            finish::count(device)?;
-            log.disk.flush()?;
-            unmount.write(log)?;
-            CompletedWork::default()
-        }
-        None => complete::complete(device, log, &intents)?,
-    };
+    let done = complete::complete(device, log, &intents)?;
     let pending = XfsPending::default();
     tell(options.reporter.as_ref(), &XfsReport::LogReplayed { is_stored: true, pending });
     Ok(XfsRecovery::new(log, counts, done))

@@ -5,7 +5,7 @@
 //! them is freed: those are steps of their own. Only blocks of the tree itself are taken here.
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::ops::Range;
 

@@ -73,9 +73,7 @@ pub(super) fn complete(
     let old = OldIntent::all(intents)?;
     let ids = IntentIds::beside(intents.ids().collect());
     let transactions = start(device, &superblock, log, &old)?;
-    if !old.is_empty() {
-        require_room(log, &transactions)?;
-    }
+    require_room(log, &transactions, !old.is_empty())?;
     let completion = Completion { transactions: &transactions, ids: &ids };
     let mut done = CompletedWork { intents: old.len() as u64, ..CompletedWork::default() };
     completion.end_intents(old)?;
@@ -110,12 +108,17 @@ fn start(
     Ok(XfsTransactions::new(buffers, log, superblock, counts, &stop))
 }
 
-/// Fails when the log has no room for a transaction: old intents hold the tail, so none comes free.
-fn require_room(log: &VolumeLog, transactions: &XfsTransactions) -> Result<()> {
+/// Fails when the log has no room for what has to be written first: a record that tells that the
+/// tail has moved. Old intents hold the tail, so with some, a transaction has to have room.
+fn require_room(log: &VolumeLog, transactions: &XfsTransactions, has_old: bool) -> Result<()> {
     let (ring, ends) = (log.disk.ring, &log.ends);
     let free = u64::from(ring.free(ends.tail, ends.head).unwrap_or(0)) << 9;
-    let need = transactions.room_for_step(XfsTransactionKind::Truncate);
-    if free >= need {
+    let need = if has_old {
+        transactions.room_for_step(XfsTransactionKind::Truncate)
+    } else {
+        transactions.log().room_to_tell()
+    };
+    if free > need {
         return Ok(());
     }
     let what = format!(

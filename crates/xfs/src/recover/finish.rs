@@ -1,27 +1,18 @@
-//! The end of a recovery to disk: the counters of the superblock, and an empty log.
-//!
-//! ```text
-//! head, 3:100      | stamps: headers of the older cycle, without a body, as far as the tail
-//!                  |         or the records that can be in flight                   flush
-//! then from there  | unmount record | stamps                                        flush
-//! ```
-//!
-//! What a crash left behind the head may have the cycle of the head. The stamps hide it, so that no
-//! later search takes it for a part of the log. The log is dirty until the unmount record is whole,
-//! and it is one write into free blocks. A cut before that lets the recovery begin again.
+//! The start of an empty log that takes the place of one that is thrown away, and the counters of
+//! the superblock then. A log that is replayed is emptied by `complete`.
 
 use std::io;
 use std::sync::Arc;
 
 use offshoot_device::BlockDevice;
-use offshoot_vfs::{Code, Error, Result, Structure};
+use offshoot_vfs::{Error, Result, Structure};
 use offshoot_xfs_format::log::record::BUFFER_MAX;
 use offshoot_xfs_format::log::{BLOCK, XfsLogRecord, XfsLogRing};
 use offshoot_xfs_format::superblock::{CRC, XfsSuperblock, XfsSuperblockFields};
 use offshoot_xfs_format::{AgNumber, Lsn, csum};
 
+use super::CACHE_BYTES;
 use super::log::VolumeLog;
-use super::{CACHE_BYTES, NEXT_STEP};
 use crate::buffer::{XfsBuffers, malformed, sector_at};
 use crate::group;
 use crate::log::unmount_record;
@@ -34,7 +25,7 @@ pub(super) struct UnmountRecord {
 }
 
 impl UnmountRecord {
-    /// The record for the head of a log, which must have room for it.
+    /// The record for the head of an empty log.
     pub(super) fn new(log: &VolumeLog) -> Result<Self> {
         let head = log.ends.head;
         let last = log.ends.last.as_ref().ok_or_else(|| {
@@ -51,14 +42,6 @@ impl UnmountRecord {
             ..last.clone()
         };
         let (record, blocks) = unmount_record(log.disk.ring, unit, &record).map_err(malformed)?;
-        let count = record.block_count();
-        if log.disk.ring.free(log.ends.tail, head).is_none_or(|free| free <= count) {
-            let what = format!(
-                "a log without room for the {count} blocks of an unmount record at {head}: \
-                 {NEXT_STEP}"
-            );
-            return Err(Error::unsupported(Code::LogNotReplayed, what));
-        }
         Ok(Self { record, blocks })
     }
 
@@ -72,14 +55,7 @@ impl UnmountRecord {
         self.record.stamps(ring, head, count)
     }
 
-    /// Empties the log. Everything that was replayed is durable.
-    pub(super) fn write(&self, log: &VolumeLog) -> Result<()> {
-        let head = log.ends.head;
-        log.disk.stamp(&self.record, log.ends.tail, head)?;
-        self.store(log)
-    }
-
-    /// Writes the record alone, into a log whose free blocks are stamped.
+    /// Writes the record into a log whose free blocks are stamped.
     pub(super) fn store(&self, log: &VolumeLog) -> Result<()> {
         log.disk.write(log.ends.head, &self.blocks)?;
         log.disk.flush()

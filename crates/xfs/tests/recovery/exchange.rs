@@ -1,6 +1,7 @@
 //! Exchanges of the contents of files that the end of a log cuts.
 
 use std::fs;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,10 +21,10 @@ use crate::log_on_disk::LogOnDisk;
 const EXTENTS: u64 = 1500;
 
 /// A file of many extents, with holes and unwritten blocks between them.
-fn make(path: &Path, first: u64, random: &mut Random) {
+fn make(path: &Path, extents: Range<u64>, random: &mut Random) {
     let file = fs::File::create(path).unwrap();
     let byte = u8::try_from(random.below(256)).unwrap();
-    for number in first..EXTENTS {
+    for number in extents {
         file.write_all_at(&[byte; 4096], number * 8192).unwrap();
         if random.below(10) == 0 {
             let flags = rustix::fs::FallocateFlags::KEEP_SIZE;
@@ -36,8 +37,8 @@ fn make(path: &Path, first: u64, random: &mut Random) {
 /// Exchanges the contents of files while another thread syncs.
 fn cut_exchanges(disk: &XfsDisk, root: &Path, random: &mut Random) {
     let path = |name: &str| root.join(name);
-    for (name, first) in [("first", 0), ("second", 3), ("short", EXTENTS - 7)] {
-        make(&path(name), first, random);
+    for (name, extents) in [("first", 0..EXTENTS), ("second", 3..EXTENTS), ("short", 0..7)] {
+        make(&path(name), extents, random);
     }
     let clone = fs::File::create(path("clone")).unwrap();
     rustix::fs::ioctl_ficlone(&clone, fs::File::open(path("second")).unwrap()).unwrap();
@@ -57,10 +58,10 @@ fn cut_exchanges(disk: &XfsDisk, root: &Path, random: &mut Random) {
         for (other, donor, options) in [
             ("first", "short", ""),
             ("first", "clone", ""),
-            ("second", "first", "-w -d 0 -s 4096 -l 6000000"),
-            ("clone", "second", "-d 8192 -s 0 -l 4000000"),
-            ("short", "second", ""),
-            ("first", "first", "-d 0 -s 5000192 -l 3000320"),
+            ("second", "first", "-w -d 0 -s 4096 -l 5996544"),
+            ("short", "second", "-d 8192 -s 0 -l 3997696"),
+            ("clone", "second", ""),
+            ("first", "first", "-d 0 -s 4997120 -l 2998272"),
         ] {
             let donor = path(donor);
             let command = format!("exchangerange {options} {}", donor.display());

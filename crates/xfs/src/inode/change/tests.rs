@@ -45,17 +45,17 @@ fn engine_on(device: Arc<dyn BlockDevice>) -> XfsTransactions {
 }
 
 /// A file, and the block behind its last one.
-struct UnnamedFile {
+pub(crate) struct UnnamedFile {
     ino: Ino,
     end: u64,
     extents: Vec<XfsExtent>,
 }
 
 /// What the test does.
-struct UnnamedChurn<'e> {
+pub(crate) struct UnnamedChurn<'e> {
     engine: &'e XfsTransactions,
     random: Random,
-    files: Vec<UnnamedFile>,
+    pub(crate) files: Vec<UnnamedFile>,
     /// The groups whose inodes and blocks it takes.
     groups: Range<u32>,
     /// How rarely it forces the log.
@@ -63,7 +63,7 @@ struct UnnamedChurn<'e> {
 }
 
 impl<'e> UnnamedChurn<'e> {
-    fn new(engine: &'e XfsTransactions, seed: u64, groups: Range<u32>) -> Self {
+    pub(crate) fn new(engine: &'e XfsTransactions, seed: u64, groups: Range<u32>) -> Self {
         Self { engine, random: Random::new(seed), files: Vec::new(), groups, calm: 8 }
     }
 
@@ -169,7 +169,7 @@ impl<'e> UnnamedChurn<'e> {
         is_done
     }
 
-    fn free(&mut self, index: usize) {
+    pub(crate) fn free(&mut self, index: usize) {
         while !self.cut(index, 0, u64::MAX) {}
         let ino = self.files.swap_remove(index).ino;
         let mut t = self.engine.begin_step(Kind::FreeInode, 0).unwrap();
@@ -178,7 +178,7 @@ impl<'e> UnnamedChurn<'e> {
         t.commit().unwrap();
     }
 
-    fn step(&mut self) {
+    pub(crate) fn step(&mut self) {
         let count = self.files.len() as u64;
         let index = usize::try_from(self.random.below(count.max(1))).unwrap();
         match self.random.below(20) {
@@ -299,7 +299,7 @@ impl UnnamedChurnPlan {
 }
 
 /// A volume and its engine.
-fn volume(mib: u64, options: &str) -> Option<(XfsDisk, XfsTransactions)> {
+pub(crate) fn volume(mib: u64, options: &str) -> Option<(XfsDisk, XfsTransactions)> {
     let disk = XfsDisk::create(&judges::require()?, mib);
     disk.mkfs(options);
     let engine = engine_on(disk.writable_device());
@@ -340,7 +340,7 @@ fn assert_cut_recovers(disk: &XfsDisk, engine: &XfsTransactions, says: &[&'stati
 }
 
 /// Unmounts a volume of which all files were freed.
-fn assert_closes_clean(disk: &XfsDisk, engine: XfsTransactions, says: &[&'static str]) {
+pub(crate) fn assert_closes_clean(disk: &XfsDisk, engine: XfsTransactions, says: &[&'static str]) {
     assert_nothing_is_left(&engine);
     engine.unmount().unwrap();
     disk.assert_checks();

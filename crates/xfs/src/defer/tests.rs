@@ -1,0 +1,87 @@
+use std::sync::Arc;
+
+use offshoot_testkit::random::seed_of_run;
+use offshoot_xfs_format::AgNumber;
+
+use super::work::DeferredKind;
+use super::{DeferredChain, DeferredWork, FreedBlocks, IntentIds, LoggedIntent, MOST_FREED};
+use crate::group::{self, ExtentWish, FreedFrom};
+use crate::inode::change::tests::{UnnamedChurn, assert_closes_clean, volume};
+use crate::log::LoggedItem;
+use crate::trans::{XfsTransaction, XfsTransactionKind as Kind, XfsTransactions};
+
+/// Allocates `count` extents, each of one block, which no tree has then. Returns the work that
+/// frees them.
+fn allocated(t: &mut XfsTransaction<'_>, count: u32) -> Vec<DeferredWork> {
+    let one = |_| {
+        let found = group::allocate(t, AgNumber(0), &ExtentWish::blocks(1)).unwrap().unwrap();
+        let extent = (t.geometry().fs_block(AgNumber(0), found.start), found.count);
+        DeferredWork::Free(FreedBlocks { extent, from: FreedFrom::Nobody })
+    };
+    (0..count).map(one).collect()
+}
+
+fn begin(engine: &XfsTransactions) -> offshoot_vfs::Result<XfsTransaction<'_>> {
+    engine.begin_step(Kind::Truncate, 0)
+}
+
+/// The kernel logs intents to free 16 extents, and a transaction frees four.
+#[test]
+fn an_old_intent_to_free_many_extents_takes_several_transactions() {
+    let Some((disk, engine)) = volume(1 << 10, "") else { return };
+    let mut t = engine.begin(Kind::Write, 64).unwrap();
+    let work = allocated(&mut t, 16);
+    t.commit().unwrap();
+    let ids = IntentIds::default();
+    let mut chain = DeferredChain::new(&ids);
+    let mut t = begin(&engine).unwrap();
+    let intent = Arc::new(LoggedIntent::new(ids.next(), &work));
+    chain.end(&mut t, intent, &work).unwrap();
+    t.commit().unwrap();
+    let left: Vec<_> =
+        chain.waiting[&DeferredKind::Free].iter().map(|one| one.work.len()).collect();
+    assert_eq!(left, [MOST_FREED; 3]);
+    chain.finish_alone(&engine, begin).unwrap();
+    assert_closes_clean(&disk, engine, &[]);
+}
+
+#[test]
+fn intents_that_wait_long_are_logged_again() {
+    let Some((disk, engine)) = volume(1 << 10, "--unsupported -l size=14m") else { return };
+    let ids = IntentIds::default();
+    let mut chain = DeferredChain::new(&ids);
+    let mut t = engine.begin(Kind::Write, 64).unwrap();
+    let work = allocated(&mut t, 10);
+    chain.defer(&mut t, work);
+    t.commit().unwrap();
+    engine.log().force_all().unwrap();
+    let are_old = |chain: &DeferredChain<'_>| {
+        let mut waiting = chain.waiting.values().flatten();
+        let is_old = |lsn| engine.log().is_near_tail(lsn);
+        waiting.any(|waiting| waiting.intent.state().active_lsn().is_none_or(is_old))
+    };
+    let mut churn = UnnamedChurn::new(&engine, seed_of_run(), 0..2);
+    while !are_old(&chain) {
+        (0..50).for_each(|_| churn.step());
+        engine.log().force_all().unwrap();
+    }
+    let mut t = begin(&engine).unwrap();
+    chain.log_again(&mut t);
+    t.commit().unwrap();
+    engine.log().force_all().unwrap();
+    assert!(!are_old(&chain));
+    // The tail is not held any more: the log takes as much again as it has.
+    let before = engine.log().statistics().bytes;
+    while engine.log().statistics().bytes < before + (14 << 20) {
+        (0..50).for_each(|_| churn.step());
+        let mut t = begin(&engine).unwrap();
+        chain.log_again(&mut t);
+        t.commit().unwrap();
+        engine.log().force_all().unwrap();
+    }
+    chain.finish_alone(&engine, begin).unwrap();
+    while !churn.files.is_empty() {
+        churn.free(0);
+    }
+    assert_closes_clean(&disk, engine, &[]);
+}
