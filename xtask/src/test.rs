@@ -49,16 +49,19 @@ fn run(tests: &mut Tests) -> Result {
         let mounts = ["test", "--no-fail-fast", "--package", "offshoot-cli", "--test", "mount"];
         tests.run(Some(over_ring), &[&mounts[..], &["--", "--quiet"]].concat())?;
     }
-    // The latches of trees and the spread lock under the model checker shuttle, which needs its own
-    // locks.
-    let packages = ["--package", "offshoot-btrfs", "--package", "offshoot-kit"];
-    let checked = [&packages[..], &["--features", "shuttle"]].concat();
+    // The latches of trees, the spread lock, and contexts of the log of XFS under the model checker
+    // shuttle, which needs its own locks.
+    let checked = [&MODELLED[..], &["--features", "shuttle"]].concat();
     let model = ["test", "--lib", "model::", "--", "--quiet"];
     tests.run(None, &[&model[..2], &checked, &model[2..]].concat())?;
     licences::check()?;
     println!("everything passed in {} s", started.elapsed().as_secs());
     Ok(())
 }
+
+/// The packages with tests under the model checker.
+const MODELLED: [&str; 6] =
+    ["--package", "offshoot-btrfs", "--package", "offshoot-kit", "--package", "offshoot-xfs"];
 
 /// Runs of `cargo test`, counted.
 #[derive(Default)]
@@ -101,6 +104,5 @@ fn style() -> Result {
     let lint = |what: &[&str]| cargo_seen(&[], &[what, &deny[..]].concat(), &mut |_| {});
     lint(&["clippy", "--workspace"])?;
     lint(&["clippy", "--workspace", "--features", MEASURED])?;
-    let checked = ["--package", "offshoot-btrfs", "--package", "offshoot-kit"];
-    lint(&[&["clippy"], &checked[..], &["--features", "shuttle"]].concat())
+    lint(&[&["clippy"], &MODELLED[..], &["--features", "shuttle"]].concat())
 }

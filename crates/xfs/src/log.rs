@@ -20,7 +20,8 @@
 //! `context` gathers it, `checkpoint` and `records` write it; `active`, `tail` and `home` bring it
 //! home.
 //!
-//! Locks, outer first: the turn to fill, or that to write home; the context lock; the vectors of an item; the list of a
+//! Locks in which threads wait for a change are those of `parking_lot`, which the model checker does
+//! not see; no other lock is taken under them but of the same kind. Locks, outer first: the turn to fill, or that to write home; the context lock; the vectors of an item; the list of a
 //! context; the room of the ring; the list of active items; the place of an item in it.
 
 mod active;
@@ -49,10 +50,11 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use offshoot_kit::counter::WriteStop;
+use offshoot_kit::sync::Mutex;
 use offshoot_vfs::{Errno, Error, Result};
 use offshoot_xfs_format::Lsn;
 use offshoot_xfs_format::log::XfsLogEnds;
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Condvar;
 
 pub(crate) use disk::LogDisk;
 pub(crate) use home::HomeWrites;
@@ -129,7 +131,7 @@ struct LogShared {
     begun: AtomicU64,
     began: ChangeSignal,
     /// The newest durable context.
-    durable: Mutex<u64>,
+    durable: parking_lot::Mutex<u64>,
     completed: Condvar,
     /// Transactions wait here that find the context too large.
     throttle: ChangeSignal,
@@ -246,7 +248,8 @@ impl XfsLog {
         if items.is_empty() {
             return Ok(LogSequence(log.contexts.newest()));
         }
-        let outcome = log.contexts.commit(ticket, items, &log.sizes, &log.counters);
+        let spend = |bytes| ticket.spend(bytes);
+        let outcome = log.contexts.commit(items, &log.sizes, &log.counters, spend);
         let outcome = outcome.inspect_err(|error| log.fail(error))?;
         if outcome.bytes >= log.context_bytes {
             log.push_work.want();

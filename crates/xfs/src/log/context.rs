@@ -3,15 +3,17 @@
 //! All commits share the context lock; a push takes it alone, for as long as it takes to put a new
 //! context in the place of the old one.
 
+#[cfg(all(test, feature = "shuttle"))]
+mod model;
+
 use std::sync::Arc;
 
+use offshoot_kit::sync::{Mutex, RwLock, RwLockReadGuard};
 use offshoot_vfs::Result;
-use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 
 use super::item::{LoggedItem, LoggedKind, LoggedSize};
 use super::sizes::RecordSizes;
 use super::statistics::{LogCounters, count};
-use super::ticket::LogTicket;
 use super::vectors::FormatOutcome;
 use offshoot_xfs_format::log::op::OP_HEADER;
 
@@ -83,21 +85,25 @@ impl LogContexts {
     /// empty one is wanted.
     pub(super) fn switch(&self, is_empty_wanted: bool) -> Option<(u64, ContextList)> {
         let mut context = self.current.write();
-        if context.list.get_mut().entries.is_empty() && !is_empty_wanted {
-            return None;
-        }
+        let list = {
+            let mut list = context.list.lock();
+            if list.entries.is_empty() && !is_empty_wanted {
+                return None;
+            }
+            std::mem::take(&mut *list)
+        };
         let sequence = context.sequence;
         context.sequence += 1;
-        Some((sequence, std::mem::take(context.list.get_mut())))
+        Some((sequence, list))
     }
 
-    /// Adds the items of a transaction, and takes what they need from its ticket.
+    /// Adds the items of a transaction, and takes what they need by `spend`, from its ticket.
     pub(super) fn commit(
         &self,
-        ticket: &mut LogTicket,
         items: &[Arc<dyn LoggedItem>],
         sizes: &RecordSizes,
         counters: &LogCounters,
+        spend: impl FnOnce(u64) -> Result<()>,
     ) -> Result<CommitOutcome> {
         let context = self.with_room(items, counters);
         let sequence = context.sequence;
@@ -120,7 +126,7 @@ impl LogContexts {
         list.bytes = (list.bytes + change.plus).saturating_sub(change.minus);
         list.regions = (list.regions + change.regions_plus).saturating_sub(change.regions_minus);
         let more = sizes.checkpoint(list.bytes).saturating_sub(list.charged);
-        ticket.spend(more)?;
+        spend(more)?;
         list.charged += more;
         Ok(CommitOutcome { sequence, bytes: list.bytes })
     }

@@ -18,6 +18,7 @@
 use std::fmt::Debug;
 use std::sync::Arc;
 
+use offshoot_kit::sync;
 use offshoot_vfs::Result;
 use offshoot_xfs_format::Lsn;
 use offshoot_xfs_format::log::XfsLogVector;
@@ -117,7 +118,7 @@ pub(crate) struct ActivePlace {
 /// What the log keeps about an item.
 #[derive(Debug, Default)]
 pub(crate) struct LoggedState {
-    pub(super) vectors: Mutex<LoggedVectors>,
+    pub(super) vectors: sync::Mutex<LoggedVectors>,
     /// Changed only under the lock of the list of active items.
     pub(super) active: Mutex<Option<ActivePlace>>,
 }
