@@ -107,15 +107,15 @@ impl<'a> DeferredChain<'a> {
         for (kind, mut work) in by_kind {
             // An intent has its groups in the order in which they are locked.
             let geometry = transaction.geometry();
-            let group = |work: &DeferredWork| geometry.split(work.first_block()?);
-            work.sort_by_key(|work| group(work).map(|(ag, _)| ag.0));
+            let group = |block| geometry.split(block).map(|(ag, _)| ag.0);
+            work.sort_by_key(|work| work.start().and_then(group));
             let most = match kind {
                 DeferredKind::Map | DeferredKind::Exchange => 1,
                 DeferredKind::Free => MOST_FREED,
                 DeferredKind::Reverse | DeferredKind::Count => MOST_RECORDS,
             };
             for work in work.chunks(most) {
-                let intent = Arc::new(LoggedIntent::new(self.ids.next(), work));
+                let intent = Arc::new(LoggedIntent::new(self.ids.next(), kind, work));
                 transaction.add_item(intent.clone());
                 let logged = LoggedWork { intent, work: work.to_vec() };
                 self.waiting.entry(kind).or_default().push_back(logged);
@@ -152,9 +152,12 @@ impl<'a> DeferredChain<'a> {
             let lsn = waiting.intent.state().active_lsn();
             lsn.is_some_and(|lsn| log.is_near_tail(lsn))
         };
-        let old = self.waiting.values_mut().flatten().filter(is_old);
-        for waiting in old.take(MOST_LOGGED_AGAIN) {
-            let new = Arc::new(LoggedIntent::new(self.ids.next(), &waiting.work));
+        let old = self
+            .waiting
+            .iter_mut()
+            .flat_map(|(kind, all)| all.iter_mut().filter(is_old).map(|waiting| (*kind, waiting)));
+        for (kind, waiting) in old.take(MOST_LOGGED_AGAIN) {
+            let new = Arc::new(LoggedIntent::new(self.ids.next(), kind, &waiting.work));
             let old = std::mem::replace(&mut waiting.intent, new.clone());
             transaction.add_item(Arc::new(IntentEnd::of(old)));
             transaction.add_item(new);

@@ -47,7 +47,7 @@ pub(crate) use {
     allocate::allocate,
     chunks::make_chunk,
     free::{FreedFrom, free_extent},
-    held_back::{HeldBack, held_back},
+    held_back::{HeldBack, held_back, held_back_of_all},
     inodes::{
         clear_unlinked, enter_unlinked, first_unlinked, free_inode, leave_unlinked, take_inode,
     },

@@ -191,7 +191,7 @@ impl XfsLog {
             home: Mutex::default(),
             begun: AtomicU64::new(0),
             began: ChangeSignal::default(),
-            durable: Mutex::default(),
+            durable: parking_lot::Mutex::default(),
             completed: Condvar::new(),
             throttle: ChangeSignal::default(),
             push_work: WorkSignal::default(),

@@ -57,7 +57,7 @@ pub(crate) use levels::MostTreeLevels;
 pub(crate) use log_sizes::{HASH_BLOCKS, ReservationSizes};
 pub(crate) use reservation::{LogReservations, QUOTAS, XfsLogReservation, XfsTransactionKind};
 pub(crate) use shared::InodeClusters;
-use shared::TransactionShared;
+use shared::{EmptiedTables, TransactionShared};
 pub(crate) use transaction::XfsTransaction;
 
 use crate::buffer::{BufferRole, DiskRun, XfsBuffers};
@@ -68,6 +68,8 @@ use crate::log::XfsLog;
 pub(crate) struct XfsTransactions {
     shared: Arc<TransactionShared>,
     log: XfsLog,
+    /// Behind the log, whose threads know items.
+    _tables: EmptiedTables,
     reservations: LogReservations,
     most_levels: MostTreeLevels,
     counters: VolumeCounters,
@@ -86,8 +88,10 @@ impl XfsTransactions {
         counts: VolumeCounts,
         stop: &Arc<WriteStop>,
     ) -> Self {
+        let shared = TransactionShared::new(buffers, InodeClusters::of(superblock));
         Self {
-            shared: TransactionShared::new(buffers, InodeClusters::of(superblock)),
+            _tables: EmptiedTables(shared.clone()),
+            shared,
             log,
             reservations: LogReservations::of(&superblock.geometry),
             most_levels: MostTreeLevels::of(&superblock.geometry),

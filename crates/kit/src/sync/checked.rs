@@ -157,4 +157,10 @@ impl<T> Mutex<T> {
     pub fn lock(&self) -> MutexGuard<'_, T> {
         self.0.write()
     }
+
+    #[must_use]
+    pub fn into_inner(self) -> T {
+        // A guard, which has the value too, borrows the lock.
+        Arc::into_inner(self.0.value).expect(FREE).into_inner()
+    }
 }

@@ -9,7 +9,7 @@ use offshoot_xfs_format::log::items::{
 };
 use offshoot_xfs_format::log::{XfsLogItem, XfsLogVector};
 
-use super::work::{DeferredWork, records};
+use super::work::{DeferredKind, DeferredWork, records};
 use crate::log::{HomeOutcome, HomeWrites, LoggedItem, LoggedKind, LoggedSize, LoggedState};
 
 /// An intent. It holds the tail of the log until its end is durable.
@@ -23,20 +23,26 @@ pub(crate) struct LoggedIntent {
 }
 
 impl LoggedIntent {
-    /// An intent to do `work`, all of one kind.
-    pub(super) fn new(id: u64, work: &[DeferredWork]) -> Self {
+    /// An intent to do `work`, all of this kind.
+    pub(super) fn new(id: u64, kind: DeferredKind, work: &[DeferredWork]) -> Self {
         let (extents, counts, maps) = records(work);
-        Self::of(&match work.first() {
-            Some(DeferredWork::Reverse(_)) => XfsLogItem::Rui(XfsIntent { id, records: &maps }),
-            Some(DeferredWork::Count(_)) => XfsLogItem::Cui(XfsIntent { id, records: &counts }),
-            Some(DeferredWork::Free(_)) | None => {
+        Self::of(&match kind {
+            DeferredKind::Reverse => XfsLogItem::Rui(XfsIntent { id, records: &maps }),
+            DeferredKind::Count => XfsLogItem::Cui(XfsIntent { id, records: &counts }),
+            DeferredKind::Free => {
                 XfsLogItem::Efi(XfsFreeIntent { id, extents: XfsEfiExtents::Wide(&extents) })
             }
-            Some(DeferredWork::Map(_)) => XfsLogItem::Bui(XfsIntent { id, records: &maps }),
-            Some(DeferredWork::Exchange(intent)) => {
-                XfsLogItem::Xmi(XfsExchangeIntent { id, ..*intent })
-            }
+            DeferredKind::Map => XfsLogItem::Bui(XfsIntent { id, records: &maps }),
+            DeferredKind::Exchange => return Self::of_exchange(id, work),
         })
+    }
+
+    fn of_exchange(id: u64, work: &[DeferredWork]) -> Self {
+        let exchange = work.iter().find_map(|work| match work {
+            DeferredWork::Exchange(intent) => Some(XfsExchangeIntent { id, ..*intent }),
+            _ => None,
+        });
+        Self::of(&XfsLogItem::Xmi(exchange.expect("work of this kind")))
     }
 
     /// The intent that `item` is.

@@ -35,7 +35,7 @@ fn an_old_intent_to_free_many_extents_takes_several_transactions() {
     let ids = IntentIds::default();
     let mut chain = DeferredChain::new(&ids);
     let mut t = begin(&engine).unwrap();
-    let intent = Arc::new(LoggedIntent::new(ids.next(), &work));
+    let intent = Arc::new(LoggedIntent::new(ids.next(), DeferredKind::Free, &work));
     chain.end(&mut t, intent, &work).unwrap();
     t.commit().unwrap();
     let left: Vec<_> =

@@ -97,15 +97,14 @@ impl DeferredWork {
         }
     }
 
-    /// Its first block, if there is one that the intent names.
-    pub(super) fn first_block(&self) -> Option<FsBlock> {
-        let (start, _) = match self {
-            Self::Reverse(map) | Self::Map(map) => map.extent(),
-            Self::Count(count) => count.extent(),
-            Self::Free(free) => free.extent,
+    /// Its first block, if it is about one extent.
+    pub(super) fn start(&self) -> Option<FsBlock> {
+        Some(match self {
+            Self::Reverse(map) | Self::Map(map) => map.extent().0,
+            Self::Count(count) => count.extent().0,
+            Self::Free(free) => free.extent.0,
             Self::Exchange(_) => return None,
-        };
-        Some(start)
+        })
     }
 
     /// Does it in the transaction. What follows from it is added to `next`.

@@ -54,6 +54,17 @@ pub(crate) fn held_back(
     Ok(of_other_trees(buffers, fields, &agf, ag)? + of_reverse_map(geometry, &agf, ag))
 }
 
+/// What all groups keep, of the free blocks that the superblock counts. Those of a reverse map are
+/// among these also when it has them.
+pub(crate) fn held_back_of_all(buffers: &XfsBuffers, fields: &XfsSuperblockFields) -> Result<u64> {
+    let geometry = buffers.geometry();
+    (0..geometry.ag_count).map(AgNumber).try_fold(0, |sum, ag| {
+        let agf = in_agf(buffers, ag, |agf| *agf)?;
+        let others = of_other_trees(buffers, fields, &agf, ag)?;
+        Ok(sum + others.rest() + of_reverse_map(geometry, &agf, ag).reserved)
+    })
+}
+
 /// The blocks of group `ag`, whose AGF is `agf`, that an allocation has to leave.
 pub(super) fn kept(
     t: &XfsTransaction<'_>,

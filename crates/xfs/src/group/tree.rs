@@ -14,7 +14,7 @@ use super::headers::{add, agf, agi, change_agf, change_agi};
 use super::{free_list, reverse::ReverseOwner};
 use crate::btree::edit::{XfsEditRoot, XfsTreeBlocks, XfsTreeEdit};
 use crate::buffer::{BufferRole, DiskRun};
-use crate::trans::{AgExtent, XfsTransaction};
+use crate::trans::{AgExtent, CountChanges, XfsTransaction};
 
 /// A tree of a group, as a transaction sees it.
 pub(super) struct GroupTree<'t, 'e> {
@@ -93,6 +93,12 @@ fn is_fed_by_list(tree: XfsTree) -> bool {
     matches!(tree, XfsTree::FreeByBlock | XfsTree::FreeBySize | XfsTree::ReverseMap)
 }
 
+/// Whether a tree takes blocks that the group holds back for it, which stop to be free then. Those
+/// of the reverse map count as free for as long as it has them.
+fn is_held_back_for(tree: XfsTree) -> bool {
+    matches!(tree, XfsTree::FreeInodes | XfsTree::ReferenceCounts)
+}
+
 impl GroupTree<'_, '_> {
     fn run(&self, at: FsBlock) -> Result<DiskRun> {
         let geometry = self.t.geometry();
@@ -111,6 +117,9 @@ impl GroupTree<'_, '_> {
     /// Adds to the counters of the blocks of the tree.
     fn count(&mut self, change: i64) -> Result<()> {
         let (t, ag, tree) = (&mut *self.t, self.ag, self.tree);
+        if is_held_back_for(tree) {
+            t.count(CountChanges { held_back: -change, ..CountChanges::default() });
+        }
         match tree {
             XfsTree::Inodes | XfsTree::FreeInodes => {
                 let counts = t.engine().superblock().ro_compat();
@@ -162,8 +171,8 @@ impl XfsTreeBlocks for GroupTree<'_, '_> {
         } else {
             let near = geometry.split(near).map(|(_, block)| block);
             let owner = Some(ReverseOwner::special(self.owner()));
-            let is_held_back_for = self.tree != XfsTree::Inodes;
-            let kept = if is_held_back_for { KeptBlocks::OfReverseMap } else { KeptBlocks::All };
+            let is_kept_for_it = is_held_back_for(self.tree);
+            let kept = if is_kept_for_it { KeptBlocks::OfReverseMap } else { KeptBlocks::All };
             let wish = ExtentWish { near, owner, kept, ..ExtentWish::blocks(1) };
             let found = allocate(self.t, ag, &wish)?;
             found.ok_or_else(|| free_list::no_space(ag))?.start

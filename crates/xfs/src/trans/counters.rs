@@ -24,6 +24,9 @@ pub(crate) struct CountChanges {
     pub(crate) inodes: i64,
     pub(crate) free_inodes: i64,
     pub(crate) free_blocks: i64,
+    /// The free blocks that no file gets: fewer when a tree has taken one of those that are held
+    /// back for it.
+    pub(crate) held_back: i64,
 }
 
 /// The counters of a volume that is written.
@@ -52,6 +55,12 @@ impl VolumeCounters {
     /// The counters now.
     pub(crate) fn counts(&self) -> VolumeCounts {
         self.state.lock().counts
+    }
+
+    /// How many free blocks no file gets.
+    #[cfg(test)]
+    pub(crate) fn held_back(&self) -> u64 {
+        self.state.lock().held_back
     }
 
     /// Sets how many free blocks no file gets.
@@ -89,6 +98,8 @@ impl VolumeCounters {
     /// Adds what a transaction has changed.
     pub(super) fn apply(&self, changes: CountChanges) {
         let mut state = self.state.lock();
+        // A tree may have more blocks than are ever held back for it.
+        state.held_back = state.held_back.saturating_add_signed(changes.held_back);
         let counts = &mut state.counts;
         let all = [
             ("inodes", &mut counts.inodes, changes.inodes),

@@ -46,6 +46,20 @@ impl InodeClusters {
     }
 }
 
+/// Empties the tables when the volume is not written any more. Each item in them has all of this,
+/// so what never went home would keep the device open.
+#[derive(Debug)]
+pub(super) struct EmptiedTables(pub(super) Arc<TransactionShared>);
+
+impl Drop for EmptiedTables {
+    fn drop(&mut self) {
+        let Self(shared) = self;
+        drop(std::mem::take(&mut *shared.logged_buffers.lock()));
+        drop(std::mem::take(&mut *shared.logged_inodes.lock()));
+        drop(std::mem::take(&mut *shared.made_clusters.lock()));
+    }
+}
+
 /// What all transactions of a volume share.
 #[derive(Debug)]
 pub(crate) struct TransactionShared {

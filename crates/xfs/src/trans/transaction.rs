@@ -315,6 +315,7 @@ impl<'e> XfsTransaction<'e> {
         self.counts.inodes += changes.inodes;
         self.counts.free_inodes += changes.free_inodes;
         self.counts.free_blocks += changes.free_blocks;
+        self.counts.held_back += changes.held_back;
     }
 
     /// Says that blocks were freed. No file gets them before that is durable.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use offshoot_device::BlockDevice;
 use offshoot_testkit::random::seed_of_run;
-use offshoot_testkit::xfs::disk::LARGE_BLOCKS;
+use offshoot_testkit::xfs::disk::{LARGE_BLOCKS, RECOVERY};
 use offshoot_vfs::{Errno, Error};
 use offshoot_xfs_format::log::items::XfsReverseOp;
 use offshoot_xfs_format::record::{XfsExtent, XfsExtentItem};
@@ -212,9 +212,12 @@ fn recovery_goes_on_without_an_unlinked_inode_that_miscounts_its_extents() {
     engine.log().push_tail().unwrap();
     (0..2).for_each(|_| engine.write_counters().unwrap());
     drop(churn);
+    // The image is free again, also with changes that are not home.
     drop(engine);
     let change = format!("write -d core.nextents {}", count + 1);
     disk.change_with_xfs_db(&[&format!("inode {ino}"), &change]);
+    let by_kernel = disk.copy();
+    drop(by_kernel.mount("rw,noatime", &[RECOVERY]));
     let device = disk.writable_device();
     let recovered = XfsVolume::recover(&device, &XfsOptions::default()).unwrap().unwrap();
     assert_eq!((recovered.lost_lists, recovered.freed_inodes), (1, 2), "{recovered:?}");
