@@ -174,7 +174,12 @@ impl XfsTreeBlocks for GroupTree<'_, '_> {
             let is_kept_for_it = is_held_back_for(self.tree);
             let kept = if is_kept_for_it { KeptBlocks::OfReverseMap } else { KeptBlocks::All };
             let wish = ExtentWish { near, owner, kept, ..ExtentWish::blocks(1) };
-            let found = allocate(self.t, ag, &wish)?;
+            let mut found = allocate(self.t, ag, &wish)?;
+            // A group that was filled when nothing was held back yet.
+            if found.is_none() && self.t.may_take_held_back() {
+                let wish = ExtentWish { kept: KeptBlocks::None, ..wish };
+                found = allocate(self.t, ag, &wish)?;
+            }
             found.ok_or_else(|| free_list::no_space(ag))?.start
         };
         self.count(1)?;
