@@ -12,8 +12,9 @@
 //!
 //! An intent that cannot be done ends the recovery, as it ends that of the kernel: what follows
 //! from it is not known, and to leave it away would make a volume of which only a repair knows
-//! what is wrong. All of this happens in memory first, so the device is left as it was. An unlinked
-//! inode that cannot be freed is lost with its list, as with the kernel.
+//! what is wrong. So does an unlinked inode that counts other extents than it has, for which the
+//! kernel shuts the volume down; a list that cannot be walked is emptied, as by the kernel. All of
+//! this happens in memory first, so the device is left as it was.
 //!
 //! Intents are ended in their order. What follows from them comes after the last of them: a later
 //! intent may be of the same chain.
@@ -244,10 +245,9 @@ impl Completion<'_> {
             let problem = "it is in a list of unlinked ones, and has links or is free";
             return Err(inode.damaged(problem).into());
         }
-        // An inode that counts other extents than it has fails in the middle. So does the kernel:
-        // it empties the list, and goes on with the others.
+        // It would fail in the middle, when nobody knows any more which blocks are its own.
         for fork in [ForkName::Data, ForkName::Attributes] {
-            prove_extent_count(&mut transaction, ino, fork)?;
+            prove_extent_count(&mut transaction, ino, fork).map_err(ListFailure::Fatal)?;
         }
         drop(transaction);
         self.empty_fork(ino, ForkName::Data)?;
