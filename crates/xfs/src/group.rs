@@ -5,7 +5,8 @@
 //!
 //! | file | what it holds |
 //! |---|---|
-//! | `allocate`, `spread`, `free`, `free_list` | free space, and the blocks that its own trees take |
+//! | `allocate`, `spread` | extents of a group, and of any group |
+//! | `free`, `free_list` | free space, and the blocks that its own trees take |
 //! | `reverse`, `references` | the owners of blocks, and how many of them there are |
 //! | `chunks`, `inodes` | chunks of inodes; inodes that are taken, freed, and unlinked |
 //! | `held_back` | the blocks that no file gets, because trees may need them |

@@ -20,9 +20,10 @@
 //! `context` gathers it, `checkpoint` and `records` write it; `active`, `tail` and `home` bring it
 //! home.
 //!
-//! Locks in which threads wait for a change are those of `parking_lot`, which the model checker does
-//! not see; no other lock is taken under them but of the same kind. Locks, outer first: the turn to fill, or that to write home; the context lock; the vectors of an item; the list of a
-//! context; the room of the ring; the list of active items; the place of an item in it.
+//! Locks, outer first: the turn to fill, or that to write home; the context lock; the vectors of an
+//! item; the list of a context; the room of the ring; the list of active items; the place of an
+//! item in it. Locks in which threads wait for a change, and those that are taken under them, are
+//! the ones of `parking_lot`, which the model checker does not see.
 
 mod active;
 mod checkpoint;
@@ -312,8 +313,8 @@ impl XfsLog {
     /// As [`force`](Self::force), and `EBUSY` while an intent has no end: the log is recovered
     /// then.
     pub(crate) fn unmount(mut self) -> Result<()> {
-        // The thread that moves the tail may be about to tell it in a record, which would lie behind
-        // the one that says that the log is empty.
+        // The thread that moves the tail may be about to tell it in a record, which would lie
+        // behind the one that says that the log is empty.
         self.end_workers();
         self.shared.end()
     }

@@ -245,7 +245,7 @@ impl Completion<'_> {
             let problem = "it is in a list of unlinked ones, and has links or is free";
             return Err(inode.damaged(problem).into());
         }
-        // It would fail in the middle, when nobody knows any more which blocks are its own.
+        // It would fail in the middle, with some of its blocks free and the others lost.
         for fork in [ForkName::Data, ForkName::Attributes] {
             prove_extent_count(&mut transaction, ino, fork).map_err(ListFailure::Fatal)?;
         }

@@ -135,8 +135,8 @@ fn exchanges_that_are_cut_again_go_on() {
     judge_cuts(&copy, seed, 37);
 }
 
-/// The kernel (6.18) forgets the sizes that such an exchange has in the log: one file gets a size of
-/// the middle of the exchange, and the other one loses its blocks behind it.
+/// The kernel (6.18) forgets the sizes that such an exchange has in the log: one file gets a size
+/// of the middle of the exchange, and the other one loses its blocks behind it.
 #[test]
 fn exchanges_of_whole_files_exchange_their_sizes() {
     let mut random = Random::new(seed_of_run());
