@@ -246,6 +246,15 @@ impl XfsBuffers {
         self.device.read_at(at, bytes).map_err(|error| self.failed(at, len, error))
     }
 
+    /// Writes blocks that the log does not carry. They are durable before anything that a
+    /// transaction commits from now on: a checkpoint flushes the device before its first record.
+    pub(crate) fn write(&self, at: BasicBlock, bytes: &[u8]) -> Result<()> {
+        self.device.write_at(at.bytes(), bytes).map_err(|error| {
+            let what = format!("writing {} bytes at {}", bytes.len(), at.bytes());
+            Error::io(format!("{what} of {}", self.device.name()), error)
+        })
+    }
+
     /// Tells the device that the range will be read soon.
     pub(crate) fn prefetch(&self, at: u64, len: u64) {
         self.device.prefetch(at, len);

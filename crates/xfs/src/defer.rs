@@ -26,11 +26,12 @@ use offshoot_kit::sync::Mutex;
 use offshoot_vfs::Result;
 use offshoot_xfs_format::Ino;
 
-use crate::trans::{XfsTransaction, XfsTransactions};
+use crate::attr::change::XattrChange;
+use crate::trans::{ForkName, XfsTransaction, XfsTransactions};
 use item::IntentEnd;
 pub(crate) use item::LoggedIntent;
 use work::DeferredKind;
-pub(crate) use work::{DeferredWork, FreedBlocks, MOST_UNMAPPED, tree_blocks};
+pub(crate) use work::{DeferredWork, FreedBlocks, MOST_UNMAPPED};
 
 /// The records of an intent that we log. The kernel has up to 16.
 const MOST_RECORDS: usize = 8;
@@ -73,7 +74,8 @@ struct LoggedWork {
 /// Work whose intents are logged and that is still to be done.
 ///
 /// Reverse mappings go before reference counts, and these before frees: a block is free only when
-/// nothing says otherwise. Mappings come last, so that few intents are pending at a time.
+/// nothing says otherwise. Mappings and attributes come last, so that few intents are pending at a
+/// time.
 #[derive(Debug)]
 pub(crate) struct DeferredChain<'a> {
     ids: &'a IntentIds,
@@ -98,8 +100,10 @@ impl<'a> DeferredChain<'a> {
         for (kind, mut work) in by_kind {
             // An intent has its groups in the order in which they are locked.
             let geometry = transaction.geometry();
-            work.sort_by_key(|work| geometry.split(work.extent().0).map(|(ag, _)| ag.0));
-            let most = if kind == DeferredKind::Map { 1 } else { MOST_RECORDS };
+            let group = |block| geometry.split(block).map(|(ag, _)| ag.0);
+            work.sort_by_key(|work| work.start().and_then(group));
+            let is_single = matches!(kind, DeferredKind::Map | DeferredKind::Attribute);
+            let most = if is_single { 1 } else { MOST_RECORDS };
             for work in work.chunks(most) {
                 let intent = Arc::new(LoggedIntent::new(self.ids.next(), kind, work));
                 transaction.add_item(intent.clone());
@@ -144,11 +148,17 @@ impl<'a> DeferredChain<'a> {
         mut transaction: XfsTransaction<'_>,
         kept: &[Ino],
     ) -> Result<()> {
+        self.settle(&mut transaction, kept)?;
+        transaction.commit().map(drop)
+    }
+
+    /// Does all work in further steps of the transaction. The last one is not committed.
+    fn settle(&mut self, transaction: &mut XfsTransaction<'_>, kept: &[Ino]) -> Result<()> {
         while !self.is_empty() {
             transaction.roll(kept)?;
-            self.step(&mut transaction)?;
+            self.step(transaction)?;
         }
-        transaction.commit().map(drop)
+        Ok(())
     }
 
     /// Does all work, each step in a transaction of its own from `begin`.
@@ -163,5 +173,31 @@ impl<'a> DeferredChain<'a> {
             transaction.commit()?;
         }
         Ok(())
+    }
+}
+
+/// Changes an attribute in the transaction and further ones, and commits them. The inode stays
+/// locked, so nobody else sees a step.
+///
+/// Nothing of this has an intent in the log: a volume whose log has intents of attributes needs a
+/// bit that older kernels refuse. A crash leaves the old value, or the new one, and at times an
+/// incomplete entry besides.
+#[cfg_attr(not(test), expect(dead_code, reason = "calls that set attributes are to come"))]
+pub(crate) fn change_xattr(
+    mut transaction: XfsTransaction<'_>,
+    ids: &IntentIds,
+    mut change: XattrChange,
+) -> Result<()> {
+    let of = (change.ino(), ForkName::Attributes);
+    loop {
+        let step = change.step(&mut transaction)?;
+        let mut chain = DeferredChain::new(ids);
+        let work = DeferredWork::unmapped(&mut transaction, of, &step)?;
+        chain.defer(&mut transaction, work);
+        if step.is_done {
+            return chain.finish(transaction, &[of.0]);
+        }
+        chain.settle(&mut transaction, &[of.0])?;
+        transaction.roll(&[of.0])?;
     }
 }

@@ -49,6 +49,8 @@ mod remote;
 mod report;
 mod rescue;
 mod symlink;
+#[cfg(test)]
+mod test_volumes;
 #[cfg_attr(not(test), expect(dead_code, reason = "the calls that change files are to come"))]
 mod trans;
 mod volume;

@@ -14,7 +14,7 @@
 //! A recovery to disk writes nothing before the replay in memory has proved the whole log, and
 //! nothing to the log before everything else is durable. So one that is cut begins again.
 //!
-//! Intents of attributes and of exchanges are not done yet. A reader sees the state before all
+//! Intents of exchanges are not done yet. A reader sees the state before all
 //! pending work then, with a report, and a recovery to disk is refused.
 //!
 //! `replay` keeps blocks until the LSN changes; `buffer` and `inode` apply items; `verify` knows
@@ -166,8 +166,8 @@ impl VolumeInMemory {
         }
         // The log may have turned on what we do not write.
         require_recoverable(&finish::first_superblock(&self.device)?.1)?;
-        let XfsPending { attributes, exchanges, damaged_groups, .. } = self.pending;
-        if attributes + exchanges + damaged_groups > 0 {
+        let XfsPending { exchanges, damaged_groups, .. } = self.pending;
+        if exchanges + damaged_groups > 0 {
             let first = self.intents.first().unwrap_or(log.ends.head);
             return Err(in_log(first, not_finished(&self.pending)));
         }
@@ -251,7 +251,6 @@ fn replay(
 /// The error about an intent that we do not do.
 fn not_done(item: &XfsLogItem<'_>) -> Error {
     let what = match item {
-        XfsLogItem::Attri(_) => XfsItemType::Attri.name(),
         XfsLogItem::Xmi(_) => XfsItemType::Xmi.name(),
         _ => "an item that is no intent",
     };

@@ -31,7 +31,17 @@ impl LoggedIntent {
                 XfsLogItem::Efi(XfsFreeIntent { id, extents: XfsEfiExtents::Wide(&extents) })
             }
             DeferredKind::Map => XfsLogItem::Bui(XfsIntent { id, records: &maps }),
+            DeferredKind::Attribute => return Self::of_attribute(id, work),
         })
+    }
+
+    fn of_attribute(id: u64, work: &[DeferredWork]) -> Self {
+        let change = work.iter().find_map(|work| match work {
+            DeferredWork::Attribute(change) => Some(change),
+            _ => None,
+        });
+        let change = change.expect("work of this kind");
+        Self::of(&XfsLogItem::Attri(change.intent(id)))
     }
 
     /// The intent that `item` is.

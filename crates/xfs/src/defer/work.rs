@@ -10,9 +10,10 @@ use offshoot_xfs_format::log::items::{
 use offshoot_xfs_format::record::{XfsExtent, XfsReverseFlags, XfsReverseMap};
 use offshoot_xfs_format::{AgNumber, FileBlock, FsBlock, Ino};
 
+use crate::attr::change::XattrChange;
 use crate::buffer::malformed;
 use crate::group::{self, FreedFrom, ReverseOwner};
-use crate::inode::change::{map_extent, unmap_extents};
+use crate::inode::change::{ForkStep, map_extent, unmap_extents};
 use crate::trans::{AgExtent, ForkName, XfsTransaction};
 
 /// The extents that a step takes from a fork.
@@ -25,6 +26,7 @@ pub(crate) enum DeferredKind {
     Count,
     Free,
     Map,
+    Attribute,
 }
 
 /// Blocks that are freed.
@@ -36,7 +38,7 @@ pub(crate) struct FreedBlocks {
 }
 
 /// Work for a later transaction.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum DeferredWork {
     /// A change of the reverse map.
     Reverse(XfsMapExtent),
@@ -46,6 +48,8 @@ pub(crate) enum DeferredWork {
     Free(FreedBlocks),
     /// A change of a file's mappings.
     Map(XfsMapExtent),
+    /// A change of an attribute.
+    Attribute(XattrChange),
 }
 
 /// The records of intents.
@@ -59,6 +63,8 @@ pub(super) fn records(work: &[DeferredWork]) -> IntentRecords {
             DeferredWork::Free(free) => extents.push(XfsEfiExtent::new(free.extent)),
             DeferredWork::Count(count) => counts.push(*count),
             DeferredWork::Reverse(map) | DeferredWork::Map(map) => maps.push(*map),
+            // Its intent has no list.
+            DeferredWork::Attribute(_) => {}
         }
     }
     (extents, counts, maps)
@@ -76,6 +82,7 @@ impl DeferredWork {
             XfsLogItem::Rui(intent) => intent.records.iter().copied().map(Self::Reverse).collect(),
             XfsLogItem::Cui(intent) => intent.records.iter().copied().map(Self::Count).collect(),
             XfsLogItem::Bui(intent) => intent.records.iter().copied().map(Self::Map).collect(),
+            XfsLogItem::Attri(intent) => vec![Self::Attribute(XattrChange::of_intent(intent))],
             _ => return None,
         })
     }
@@ -86,16 +93,18 @@ impl DeferredWork {
             Self::Count(_) => DeferredKind::Count,
             Self::Free(_) => DeferredKind::Free,
             Self::Map(_) => DeferredKind::Map,
+            Self::Attribute(_) => DeferredKind::Attribute,
         }
     }
 
-    /// Its blocks.
-    pub(super) fn extent(&self) -> (FsBlock, u32) {
-        match self {
-            Self::Reverse(map) | Self::Map(map) => map.extent(),
-            Self::Count(count) => count.extent(),
-            Self::Free(free) => free.extent,
-        }
+    /// Its first block, if it is about one extent.
+    pub(super) fn start(&self) -> Option<FsBlock> {
+        Some(match self {
+            Self::Reverse(map) | Self::Map(map) => map.extent().0,
+            Self::Count(count) => count.extent().0,
+            Self::Free(free) => free.extent.0,
+            Self::Attribute(_) => return None,
+        })
     }
 
     /// Does it in the transaction. What follows from it is added to `next`.
@@ -112,11 +121,38 @@ impl DeferredWork {
                 group::free_extent(transaction, ag, extent, free.from)
             }
             Self::Map(map) => change_mapping(transaction, map, next),
+            Self::Attribute(change) => {
+                let mut change = change.clone();
+                let step = change.step(transaction)?;
+                next.extend(Self::unmapped(
+                    transaction,
+                    (change.ino(), ForkName::Attributes),
+                    &step,
+                )?);
+                if !step.is_done {
+                    next.push(Self::Attribute(change));
+                }
+                Ok(())
+            }
         }
     }
 
+    /// Gives up everything that a step has taken from a fork.
+    pub(crate) fn unmapped(
+        transaction: &mut XfsTransaction<'_>,
+        of: (Ino, ForkName),
+        step: &ForkStep,
+    ) -> Result<Vec<Self>> {
+        let mut work: Vec<_> = tree_blocks(of.0, of.1, &step.tree_blocks).collect();
+        for extent in &step.extents {
+            work.extend(Self::reverse(transaction, XfsMapOp::Unmap, of, *extent)?);
+            work.push(Self::release(transaction, of, (extent.start, extent.count))?);
+        }
+        Ok(work)
+    }
+
     /// Changes of the reverse map for an extent of a file; none in a volume without one.
-    pub(crate) fn reverse(
+    fn reverse(
         transaction: &mut XfsTransaction<'_>,
         op: XfsMapOp,
         (ino, fork): (Ino, ForkName),
@@ -141,7 +177,7 @@ impl DeferredWork {
     }
 
     /// Gives up blocks that a fork has no longer: one reference fewer, or none at all.
-    pub(crate) fn release(
+    fn release(
         transaction: &mut XfsTransaction<'_>,
         (ino, fork): (Ino, ForkName),
         extent: (FsBlock, u32),
@@ -238,11 +274,7 @@ fn change_mapping(
 }
 
 /// Blocks that a tree of extents has no longer.
-pub(crate) fn tree_blocks(
-    ino: Ino,
-    fork: ForkName,
-    blocks: &[FsBlock],
-) -> impl Iterator<Item = DeferredWork> {
+fn tree_blocks(ino: Ino, fork: ForkName, blocks: &[FsBlock]) -> impl Iterator<Item = DeferredWork> {
     blocks.iter().map(move |&block| {
         let from = FreedFrom::Owner(ReverseOwner::tree_block(ino, fork));
         DeferredWork::Free(FreedBlocks { extent: (block, 1), from })

@@ -21,9 +21,7 @@ use offshoot_vfs::{Code, Error, Result};
 use offshoot_xfs_format::geometry::XfsLayout;
 use offshoot_xfs_format::group::{Agi, UNLINKED_LISTS};
 use offshoot_xfs_format::log::XfsLogItem;
-use offshoot_xfs_format::log::items::{
-    XfsCountExtent, XfsCountOp, XfsMapExtent, XfsMapOp, XfsReverseOp,
-};
+use offshoot_xfs_format::log::items::{XfsCountExtent, XfsCountOp, XfsMapExtent, XfsReverseOp};
 use offshoot_xfs_format::record::{MOST_FILE_BLOCKS, XfsOwner};
 use offshoot_xfs_format::superblock::XfsSuperblock;
 use offshoot_xfs_format::{AgIno, AgNumber, Ino, Lsn};
@@ -33,7 +31,7 @@ use super::pending::PendingIntents;
 use super::{CACHE_BYTES, NEXT_STEP, finish, not_done};
 use crate::buffer::{XfsBuffers, malformed};
 use crate::defer::{
-    DeferredChain, DeferredWork, FreedBlocks, IntentIds, LoggedIntent, MOST_UNMAPPED, tree_blocks,
+    DeferredChain, DeferredWork, FreedBlocks, IntentIds, LoggedIntent, MOST_UNMAPPED,
 };
 use crate::group::{self, FreedFrom};
 use crate::inode::change::unmap_extents;
@@ -68,10 +66,11 @@ pub(super) fn complete(
     let old = OldIntent::all(intents)?;
     let ids = IntentIds::beside(intents.ids().collect());
     let transactions = start(device, &superblock, log, &old)?;
+    let step = OldIntent::step_kind(&old);
     if !old.is_empty() {
-        require_room(log, &transactions)?;
+        require_room(log, &transactions, step)?;
     }
-    let completion = Completion { transactions: &transactions, ids: &ids };
+    let completion = Completion { transactions: &transactions, ids: &ids, step };
     let mut done = CompletedWork { intents: old.len() as u64, ..CompletedWork::default() };
     completion.end_intents(old)?;
     for ag in (0..superblock.geometry.ag_count).map(AgNumber) {
@@ -106,10 +105,14 @@ fn start(
 }
 
 /// Fails when the log has no room for a transaction: old intents hold the tail, so none comes free.
-fn require_room(log: &VolumeLog, transactions: &XfsTransactions) -> Result<()> {
+fn require_room(
+    log: &VolumeLog,
+    transactions: &XfsTransactions,
+    step: XfsTransactionKind,
+) -> Result<()> {
     let (ring, ends) = (log.disk.ring, &log.ends);
     let free = u64::from(ring.free(ends.tail, ends.head).unwrap_or(0)) << 9;
-    let need = transactions.room_for_step(XfsTransactionKind::Truncate);
+    let need = transactions.room_for_step(step);
     if free >= need {
         return Ok(());
     }
@@ -140,6 +143,16 @@ impl OldIntent {
         })
         .collect()
     }
+
+    /// The kind of the transactions that end them.
+    fn step_kind(old: &[Self]) -> XfsTransactionKind {
+        let changes_attribute = |work: &DeferredWork| matches!(work, DeferredWork::Attribute(_));
+        if old.iter().any(|old| old.work.iter().any(changes_attribute)) {
+            XfsTransactionKind::ChangeAttribute
+        } else {
+            XfsTransactionKind::Truncate
+        }
+    }
 }
 
 /// Why inodes of a list were not freed.
@@ -162,6 +175,8 @@ impl From<Error> for ListFailure {
 struct Completion<'a> {
     transactions: &'a XfsTransactions,
     ids: &'a IntentIds,
+    /// The kind of the transactions that end intents.
+    step: XfsTransactionKind,
 }
 
 /// Begins a transaction that frees more than it takes.
@@ -179,11 +194,11 @@ impl Completion<'_> {
     fn end_intents(&self, old: Vec<OldIntent>) -> Result<()> {
         let mut chain = DeferredChain::new(self.ids);
         for OldIntent { intent, lsn, work } in old {
-            let mut transaction = begin_truncate(self.transactions)?;
+            let mut transaction = begin(self.transactions, self.step)?;
             chain.end(&mut transaction, intent, &work).map_err(|error| in_log(lsn, error))?;
             transaction.commit()?;
         }
-        chain.finish_alone(self.transactions, begin_truncate)?;
+        chain.finish_alone(self.transactions, |transactions| begin(transactions, self.step))?;
         self.transactions.log().force_all()
     }
 
@@ -255,13 +270,7 @@ impl Completion<'_> {
             }
             let range = 0..MOST_FILE_BLOCKS;
             let step = unmap_extents(&mut transaction, ino, fork, range, MOST_UNMAPPED)?;
-            let mut work: Vec<_> = tree_blocks(ino, fork, &step.tree_blocks).collect();
-            for extent in &step.extents {
-                let (of, blocks) = ((ino, fork), (extent.start, extent.count));
-                let t = &mut transaction;
-                work.extend(DeferredWork::reverse(t, XfsMapOp::Unmap, of, *extent)?);
-                work.push(DeferredWork::release(t, of, blocks)?);
-            }
+            let work = DeferredWork::unmapped(&mut transaction, (ino, fork), &step)?;
             let mut chain = DeferredChain::new(self.ids);
             chain.defer(&mut transaction, work);
             chain.finish(transaction, &[ino]).map_err(ListFailure::Fatal)?;
