@@ -37,7 +37,6 @@ mod data;
 mod defer;
 mod dir;
 mod filesystem;
-#[cfg_attr(not(test), expect(dead_code, reason = "the calls that change files are to come"))]
 mod group;
 mod inode;
 #[cfg_attr(not(test), expect(dead_code, reason = "writes through the mount will call the rest"))]

@@ -127,7 +127,7 @@ fn a_damaged_list_of_unlinked_inodes_is_emptied() {
 /// Our recovery is cut at any of its writes, and goes on from there: ours, and that of the kernel.
 /// The kernel does not mend torn blocks.
 #[track_caller]
-fn judge_cuts(crashed: &CrashedVolume, seed: u64, stride: usize) {
+pub(crate) fn judge_cuts(crashed: &CrashedVolume, seed: u64, stride: usize) {
     let mut random = Random::new(seed);
     let options = XfsOptions::default();
     let device = Arc::new(CrashDevice::new(crashed.disk.device()));

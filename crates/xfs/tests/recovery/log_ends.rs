@@ -68,6 +68,7 @@ impl LogWalk {
             XfsLogItem::Rui(intent) => self.intent(XfsItemType::Rui, intent.id),
             XfsLogItem::Cui(intent) => self.intent(XfsItemType::Cui, intent.id),
             XfsLogItem::Bui(intent) => self.intent(XfsItemType::Bui, intent.id),
+            XfsLogItem::Attri(intent) => self.intent(XfsItemType::Attri, intent.id),
             XfsLogItem::Xmi(intent) => self.intent(XfsItemType::Xmi, intent.id),
             XfsLogItem::Efd(end) => self.end(XfsItemType::Efi, end.id),
             XfsLogItem::Done { item, id } => {
@@ -75,6 +76,7 @@ impl LogWalk {
                     XfsItemType::Rud => XfsItemType::Rui,
                     XfsItemType::Cud => XfsItemType::Cui,
                     XfsItemType::Bud => XfsItemType::Bui,
+                    XfsItemType::Attrd => XfsItemType::Attri,
                     XfsItemType::Xmd => XfsItemType::Xmi,
                     _ => return,
                 };

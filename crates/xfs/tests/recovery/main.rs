@@ -6,6 +6,7 @@
 //! | `kinds` | all kinds of volumes, after a shutdown and under load |
 //! | `cuts` | logs that end anywhere, and recoveries that do |
 //! | `intents` | chains of intents that the end of a log cuts |
+//! | `parents` | changes of parent pointers that the end of a log cuts |
 //! | `finished` | unlinked inodes; finishing that is cut itself |
 //! | `beyond` | logs that the kernel does not recover |
 //! | `log_on_disk` | reading, changing and adding records |
@@ -25,3 +26,4 @@ mod kinds;
 mod log_ends;
 mod log_on_disk;
 mod made;
+mod parents;
