@@ -1,5 +1,5 @@
 //! Buffers: verified blocks of metadata, and the cache of them. All reads of the volume go through
-//! this room, those of data too.
+//! this room, those of data too, and writes of what the log does not carry.
 //!
 //! A caller says where the block is and what it has to be. An [`XfsBuffer`] is the proof that its
 //! bytes were verified as that. Buffers are shared by [`Arc`], so a cache hit copies nothing, and

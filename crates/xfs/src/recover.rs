@@ -14,8 +14,8 @@
 //! A recovery to disk writes nothing before the replay in memory has proved the whole log, and
 //! nothing to the log before everything else is durable. So one that is cut begins again.
 //!
-//! Intents of exchanges are not done yet. A reader sees the state before all
-//! pending work then, with a report, and a recovery to disk is refused.
+//! Intents of exchanges are not done yet. A reader sees the state before all pending work then, with
+//! a report, and a recovery to disk is refused.
 //!
 //! `replay` keeps blocks until the LSN changes; `buffer` and `inode` apply items; `verify` knows
 //! the types of blocks; `pieces` completes directory blocks of several extents; `log` reads and

@@ -171,13 +171,10 @@ impl XattrChange {
 
     /// The intent with this id that says the change.
     pub(crate) fn intent(&self, id: u64) -> XfsAttributeIntent<'_> {
-        let (first, second) = match (&self.old, &self.new) {
-            (Some(old), new) => (Some(old), new.as_ref()),
-            (None, new) => (new.as_ref(), None),
-        };
-        let value =
-            |xattr: &OwnedXattr| !xattr.value.is_empty() && self.op != XfsAttributeOp::Remove;
-        let valued = |xattr: Option<&'_ OwnedXattr>| xattr.filter(|xattr| value(xattr)).is_some();
+        let both = [&self.old, &self.new].map(Option::as_ref);
+        let (first, second) = if self.old.is_some() { (both[0], both[1]) } else { (both[1], None) };
+        let value = first.map_or(&[][..], |xattr| &xattr.value);
+        let has_value = !value.is_empty() && self.op != XfsAttributeOp::Remove;
         XfsAttributeIntent {
             id,
             ino: self.ino,
@@ -186,7 +183,7 @@ impl XattrChange {
             filter: first.map_or(0, |xattr| xattr.namespace.bits().into()),
             name: first.map_or(&[], |xattr| &xattr.name),
             new_name: second.map(|xattr| xattr.name.as_slice()),
-            value: first.filter(|_| valued(first)).map(|xattr| xattr.value.as_slice()),
+            value: has_value.then_some(value),
             new_value: second.map(|xattr| xattr.value.as_slice()),
         }
     }

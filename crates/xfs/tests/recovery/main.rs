@@ -6,7 +6,7 @@
 //! | `kinds` | all kinds of volumes, after a shutdown and under load |
 //! | `cuts` | logs that end anywhere, and recoveries that do |
 //! | `intents` | chains of intents that the end of a log cuts |
-//! | `parents` | changes of parent pointers that the end of a log cuts |
+//! | `attributes` | changes of attributes and parent pointers that the end of a log cuts |
 //! | `finished` | unlinked inodes; finishing that is cut itself |
 //! | `beyond` | logs that the kernel does not recover |
 //! | `log_on_disk` | reading, changing and adding records |
@@ -16,6 +16,7 @@
 //!
 //! `OFFSHOOT_ROUNDS` makes a campaign of what takes samples.
 
+mod attributes;
 mod beyond;
 mod crashed;
 mod cuts;
@@ -26,4 +27,3 @@ mod kinds;
 mod log_ends;
 mod log_on_disk;
 mod made;
-mod parents;

@@ -124,7 +124,7 @@ impl ChangedXattrs<'_, '_> {
             if !(is_short && list.len() <= SHORT_MAX && self.store_short(&ShortXattrs { list })?) {
                 let is_local = new.is_local(self.geometry());
                 let list = if is_local { without_new } else { without_old };
-                return self.to_leaf(&ShortXattrs { list });
+                return self.move_to_leaf(&ShortXattrs { list });
             }
             return Ok(ShortOutcome::Done);
         }
@@ -145,7 +145,7 @@ impl ChangedXattrs<'_, '_> {
         Ok(true)
     }
 
-    fn to_leaf(&mut self, xattrs: &ShortXattrs<'_>) -> Result<ShortOutcome> {
+    fn move_to_leaf(&mut self, xattrs: &ShortXattrs<'_>) -> Result<ShortOutcome> {
         if self.inode()?.core().forkoff == 0 {
             self.add_fork()?;
         }

@@ -1,6 +1,9 @@
 //! Attributes of files that the kernel has made, changed by transactions of ours. The kernel, our
 //! own reader and the checks find what a model says.
 
+mod forms;
+mod intents;
+
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -36,7 +39,7 @@ const BLOCKS: u64 = 200;
 struct AttributedFile {
     name: &'static str,
     ino: Ino,
-    xattrs: BTreeMap<String, Vec<u8>>,
+    xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
 }
 
 /// A volume with files, and a model of their attributes.
@@ -103,7 +106,7 @@ impl AttributedVolume {
         }
     }
 
-    fn name(&mut self, is_special: bool, many: usize) -> (String, OwnedXattr) {
+    fn name(&mut self, is_special: bool, many: usize) -> (Vec<u8>, OwnedXattr) {
         // The kernel lets only files and directories have attributes of users.
         let first = usize::from(is_special);
         let at = first + self.below(NAMESPACES.len() - first);
@@ -115,7 +118,7 @@ impl AttributedVolume {
             String::new()
         };
         let name = format!("{number}{long}");
-        let shown = format!("{prefix}{name}");
+        let shown = format!("{prefix}{name}").into_bytes();
         (shown, OwnedXattr { namespace, name: name.into(), value: Vec::new() })
     }
 
@@ -154,10 +157,10 @@ impl AttributedVolume {
         for file in &mut self.files {
             for shown in std::mem::take(&mut file.xattrs).into_keys() {
                 let with_prefix = |(prefix, namespace): &(&str, XattrFlags)| {
-                    Some((shown.strip_prefix(prefix)?.to_owned(), *namespace))
+                    Some((shown.strip_prefix(prefix.as_bytes())?.to_vec(), *namespace))
                 };
                 let (name, namespace) = NAMESPACES.iter().find_map(with_prefix).unwrap();
-                let xattr = OwnedXattr { namespace, name: name.into(), value: Vec::new() };
+                let xattr = OwnedXattr { namespace, name, value: Vec::new() };
                 let t = engine.begin(Kind::ChangeAttribute, BLOCKS).unwrap();
                 change_xattr(t, &self.ids, XattrChange::remove(file.ino, xattr)).unwrap();
             }
@@ -192,7 +195,7 @@ impl AttributedVolume {
             let id = FileId { dev: SPACE, ino: file.ino.0 };
             let mut shown = BTreeMap::new();
             let mut visit = |name: &[u8], value: &[u8]| {
-                shown.insert(String::from_utf8(name.to_vec()).unwrap(), value.to_vec());
+                shown.insert(name.to_vec(), value.to_vec());
                 ControlFlow::Continue(())
             };
             volume.xattrs(id, &mut visit).unwrap();
@@ -213,17 +216,16 @@ impl AttributedVolume {
 }
 
 /// The attributes of a file as the kernel shows them.
-fn shown_by_kernel(path: &Path) -> BTreeMap<String, Vec<u8>> {
+fn shown_by_kernel(path: &Path) -> BTreeMap<Vec<u8>, Vec<u8>> {
     let mut names = vec![0; 65_536];
     let len = rustix::fs::llistxattr(path, &mut names).unwrap();
     let names = names[..len].split(|byte| *byte == 0).filter(|name| !name.is_empty());
-    let names = names.map(|name| String::from_utf8(name.to_vec()).unwrap());
     names
         .map(|name| {
             let mut value = vec![0; 65_536];
-            let len = rustix::fs::lgetxattr(path, &*name, &mut value).unwrap();
+            let len = rustix::fs::lgetxattr(path, name, &mut value).unwrap();
             value.truncate(len);
-            (name, value)
+            (name.to_vec(), value)
         })
         .collect()
 }
@@ -309,7 +311,7 @@ fn each_step_leaves_the_old_value_or_the_new_one() {
             engine.log().force_all().unwrap();
             let cut = volume.disk.copy();
             let mount = cut.mount("nouuid", &[RECOVERY]);
-            let shown = shown_by_kernel(&mount.path().join(file.name)).remove("trusted.name");
+            let shown = shown_by_kernel(&mount.path().join(file.name)).remove(&b"trusted.name"[..]);
             assert!(shown == new || !step.is_done && shown == old, "step {steps}");
             drop(mount);
             if let Err(finding) = cut.check() {

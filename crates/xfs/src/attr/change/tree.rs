@@ -362,13 +362,11 @@ impl ChangedXattrs<'_, '_> {
     /// Links the neighbours of a block to each other.
     fn unlink(&mut self, at: FileBlock) -> Result<()> {
         let block = self.read(at)?;
-        let (forw, back) = match self.node(&block)? {
-            Some(node) => (node.info.forw.get(), node.info.back.get()),
-            None => {
-                let leaf = self.leaf(&block)?;
-                (leaf.info.forw.get(), leaf.info.back.get())
-            }
+        let info = match self.node(&block)? {
+            Some(node) => node.info,
+            None => self.leaf(&block)?.info,
         };
+        let (forw, back) = (info.forw.get(), info.back.get());
         self.link_back(forw, FileBlock(back.into()))?;
         if back == 0 {
             return Ok(());
@@ -437,12 +435,11 @@ impl ChangedXattrs<'_, '_> {
             let &[only] = entries else { return Ok(()) };
             let child = FileBlock(only.before.get().into());
             let block = self.read(child)?;
-            match self.node(&block)? {
-                Some(node) => self.store_node(ROOT, (0, 0, node.level), node.entries)?,
-                None => {
-                    let all: Vec<_> = self.leaf(&block)?.xattrs(0).collect();
-                    self.store_leaf(ROOT, (0, 0), &all)?;
-                }
+            if let Some(node) = self.node(&block)? {
+                self.store_node(ROOT, (0, 0, node.level), node.entries)?;
+            } else {
+                let all: Vec<_> = self.leaf(&block)?.xattrs(0).collect();
+                self.store_leaf(ROOT, (0, 0), &all)?;
             }
             self.free(child)?;
         }

@@ -18,11 +18,11 @@ fn look<T>(
 ) -> Result<T> {
     let geometry = t.geometry();
     let inode = t.inode(ino)?;
-    let room = XfsForkRoot::capacity(inode.room(fork, geometry)?);
+    let most = XfsForkRoot::capacity(inode.room(fork, geometry)?);
     match inode.fork(fork).cloned() {
         Some(ChangedFork::Extents(mut items)) => look(&mut items),
         Some(ChangedFork::Btree(root)) => {
-            let root = XfsEditRoot::Fork { root, owner: ino, room };
+            let root = XfsEditRoot::Fork { root, owner: ino, room: most };
             let mut blocks = ForkTree { t, ino, fork, freed: Vec::new() };
             look(&mut XfsTreeEdit::new(geometry, root, &mut blocks))
         }

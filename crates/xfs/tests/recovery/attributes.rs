@@ -1,5 +1,6 @@
-//! Intents to change parent pointers, which the kernel logs when names change. The end of a log cuts
-//! them.
+//! Intents to change attributes that have no end in the log: those of parent pointers, which the
+//! kernel logs when names change, and those of other attributes, which it logs only when it is built
+//! for debugging.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -7,10 +8,14 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use offshoot_testkit::random::{Random, seed_of_run};
-use offshoot_testkit::xfs::disk::XfsShutdown;
+use offshoot_testkit::xfs::disk::{XfsDisk, XfsShutdown};
 use offshoot_testkit::xfs::judges::{self, XfsJudges};
 use offshoot_testkit::xfs::matrix::XfsVolumeKind;
-use offshoot_xfs_format::log::items::XfsItemType;
+use offshoot_xfs::{XfsOptions, XfsVolume};
+use offshoot_xfs_format::Ino;
+use offshoot_xfs_format::attr::XattrFlags as StoredFlags;
+use offshoot_xfs_format::log::items::{XfsAttributeIntent, XfsAttributeOp, XfsItemType};
+use offshoot_xfs_format::log::{XfsLogItem, XfsLogVector};
 use rustix::fs::{CWD, RenameFlags, XattrFlags};
 
 use crate::crashed::{CrashedVolume, make_until, rounds};
@@ -115,4 +120,76 @@ fn changes_of_parent_pointers_that_are_cut_go_on() {
     let copy = crashed.copy();
     LogOnDisk::of(&copy.disk).lose_from(end.lost.lsn);
     judge_cuts(&copy, seed, 37);
+}
+
+/// A clean volume with a file whose attributes are a tree, with values in blocks.
+fn with_values(judges: &XfsJudges, mkfs: &str) -> (XfsDisk, u64) {
+    let disk = XfsDisk::create(judges, 512);
+    disk.mkfs(mkfs);
+    let mount = disk.mount("", &[]);
+    let path = mount.path().join("file");
+    File::create(&path).unwrap();
+    let set = |name: &str, value: &[u8]| {
+        rustix::fs::setxattr(&path, name, value, XattrFlags::empty()).unwrap();
+    };
+    set("trusted.replaced", &[1; 9000]);
+    set("trusted.removed", &[2; 5000]);
+    (0..100).for_each(|number| set(&format!("user.{number}"), &[3; 100]));
+    let ino = XfsDisk::ino(&path);
+    drop(mount);
+    // Kernels set the bit while the log has such intents.
+    disk.change_with_xfs_db(&["sb 0", "write features_log_incompat 1"]);
+    (disk, ino)
+}
+
+/// Adds one intent of each kind to a clean log.
+fn add_intents(disk: &XfsDisk, ino: u64, random: &mut Random) {
+    let (first, second) = (random.bytes(12_000), random.bytes(12_000));
+    let mut items = XfsLogVector::default();
+    for (id, op, name, value) in [
+        (1, XfsAttributeOp::Set, "set", Some(&first[..])),
+        (2, XfsAttributeOp::Replace, "replaced", Some(&second[..])),
+        (3, XfsAttributeOp::Remove, "removed", None),
+    ] {
+        let intent = XfsAttributeIntent {
+            id,
+            ino: Ino(ino),
+            generation: 0,
+            op,
+            filter: StoredFlags::TRUSTED.bits().into(),
+            name: name.as_bytes(),
+            new_name: None,
+            value,
+            new_value: None,
+        };
+        assert!(XfsLogItem::Attri(intent).encode(&mut items));
+    }
+    LogOnDisk::of(disk).add(&items);
+}
+
+/// The kernel does what the intents say on a copy, and so do we.
+#[test]
+fn changes_of_attributes_without_an_end_are_done() {
+    let mut random = Random::new(seed_of_run());
+    let Some(judges) = judges::require() else { return };
+    for mkfs in ["-m rmapbt=1", "-b size=1024 -m rmapbt=0"] {
+        let (disk, ino) = with_values(&judges, mkfs);
+        add_intents(&disk, ino, &mut random);
+        let crashed = CrashedVolume { disk, kernel_says: vec![] };
+        let recovered = crashed.judge(1);
+        assert_eq!(recovered.finished_intents, 3, "{recovered:?}");
+        assert_eq!(crashed.disk.field(&["sb 0"], "features_log_incompat"), 1);
+        let by_us = crashed.copy();
+        XfsVolume::recover(&by_us.disk.writable_device(), &XfsOptions::default()).unwrap();
+        assert_eq!(by_us.disk.field(&["sb 0"], "features_log_incompat"), 0);
+    }
+}
+
+#[test]
+fn changes_of_attributes_that_are_cut_go_on() {
+    let seed = seed_of_run();
+    let Some(judges) = judges::require() else { return };
+    let (disk, ino) = with_values(&judges, "-b size=1024 -m rmapbt=1");
+    add_intents(&disk, ino, &mut Random::new(seed));
+    judge_cuts(&CrashedVolume { disk, kernel_says: vec![] }, seed, 37);
 }
