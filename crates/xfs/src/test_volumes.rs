@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use offshoot_device::BlockDevice;
 use offshoot_kit::counter::WriteStop;
 use offshoot_testkit::xfs::disk::XfsDisk;
 use offshoot_xfs_format::superblock::XfsSuperblock;
@@ -14,7 +15,11 @@ use crate::trans::XfsTransactions;
 
 /// The engine on a volume with a clean log.
 pub(crate) fn engine(disk: &XfsDisk) -> XfsTransactions {
-    let device = disk.writable_device();
+    engine_on(disk.writable_device())
+}
+
+/// The engine on a device with a clean log.
+pub(crate) fn engine_on(device: Arc<dyn BlockDevice>) -> XfsTransactions {
     let superblock = XfsSuperblock::parse(&sector_at(&*device, 0).unwrap()).unwrap();
     let found = VolumeLog::find(&device, &superblock).unwrap();
     assert!(found.ends.is_clean);

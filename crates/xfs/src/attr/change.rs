@@ -28,9 +28,10 @@ mod tests;
 mod tree;
 mod value;
 
-use offshoot_vfs::Result;
+use offshoot_vfs::{Error, Result, Structure};
 use offshoot_xfs_format::attr::leaf;
-use offshoot_xfs_format::attr::{XattrContent, XattrFlags, XfsXattr};
+use offshoot_xfs_format::attr::short::ShortXattrs;
+use offshoot_xfs_format::attr::{MAX_VALUE, XattrContent, XattrFlags, XfsXattr};
 use offshoot_xfs_format::log::items::{XfsAttributeIntent, XfsAttributeOp};
 use offshoot_xfs_format::{FileBlock, Ino, XfsGeometry};
 
@@ -65,6 +66,21 @@ impl OwnedXattr {
     fn incomplete(&self) -> XfsXattr<'_> {
         let value = XattrContent::Remote { block: FileBlock(0), len: 0 };
         XfsXattr { flags: self.namespace | XattrFlags::INCOMPLETE, name: &self.name, value }
+    }
+
+    /// Proves what attributes of all forms must have.
+    fn check(&self) -> Result<()> {
+        let fits = (1..=usize::from(u8::MAX)).contains(&self.name.len())
+            && !self.name.contains(&0)
+            && self.value.len() <= MAX_VALUE
+            && self.namespace == self.namespace.namespace()
+            && self.namespace.bits().count_ones() <= 1;
+        if fits {
+            return self.hash().map(drop);
+        }
+        let name = self.name.escape_ascii();
+        let problem = format!("`{name}` of {:?} cannot be an attribute", self.namespace);
+        Err(Error::corrupt(Structure::AttributeBlock, problem))
     }
 
     fn hash(&self) -> Result<u32> {
@@ -193,9 +209,21 @@ impl XattrChange {
         self.ino
     }
 
+    /// Whether the attribute that the change sets or removes is there. Locks the inode.
+    pub(crate) fn is_there(&self, t: &mut XfsTransaction<'_>) -> Result<bool> {
+        let Some(wanted) = self.old.as_ref().or(self.new.as_ref()) else { return Ok(false) };
+        let mut fork = ChangedXattrs::new(t, self.ino);
+        if let Some(bytes) = fork.short()? {
+            let short = ShortXattrs::parse(&bytes).map_err(malformed)?;
+            return Ok(wanted.is_in(&short.list));
+        }
+        Ok(fork.matches(wanted)?.complete.is_some())
+    }
+
     /// Makes the next step in a transaction, which locks the inode. The step is done when the change
     /// is.
     pub(crate) fn step(&mut self, t: &mut XfsTransaction<'_>) -> Result<ForkStep> {
+        [&self.old, &self.new].into_iter().flatten().try_for_each(OwnedXattr::check)?;
         let mut fork = ChangedXattrs::new(t, self.ino);
         let inode = fork.inode()?;
         let is_other = self.generation != 0 && inode.core().generation.get() != self.generation;

@@ -19,6 +19,9 @@ const LINK_TARGET: u64 = 1024 + 128;
 const PARENT_OF_RENAME: u64 = 1192;
 const PARENT_OF_CREATE: u64 = 308;
 
+/// The longest intent to change an attribute: a value of 64 KiB, its name, and their headers.
+const ATTRIBUTE_INTENT: u64 = (64 << 10) + 512;
+
 /// A reservation, and how many of them the transactions of one operation take, which roll from one
 /// to the next.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -210,10 +213,12 @@ impl ReservationSizes<'_> {
     }
 
     /// On each level of the tree a block, the one that is split off or joined, and a neighbour that
-    /// links to it. A leaf may become three. The extents that an earlier step freed need no more.
+    /// links to it. A leaf may become three. A change that has an intent says it again in each step.
+    /// The extents that an earlier step freed need no more.
     fn change_attribute(&self) -> u64 {
         let blocks = 3 * HASH_BLOCKS + 2 + 2 * self.levels.attributes;
-        self.inodes(1) + self.blocks(blocks) + self.sectors(9) + self.space_trees(4)
+        let changes = self.inodes(1) + self.blocks(blocks) + self.sectors(9) + self.space_trees(4);
+        changes + ATTRIBUTE_INTENT
     }
 
     fn drop_attributes(&self) -> u64 {

@@ -29,7 +29,9 @@ const ATTRI: u16 = XfsItemType::Attri as u16;
 /// while other threads sync.
 fn change_names(root: &Path, turns: u64, random: &mut Random) {
     let dirs = ["one", "two"].map(|name| root.join(name));
-    dirs.iter().for_each(|dir| fs::create_dir(dir).unwrap());
+    for dir in &dirs {
+        fs::create_dir(dir).unwrap();
+    }
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         for name in ["synced", "synced too"] {
@@ -61,7 +63,7 @@ fn change_names(root: &Path, turns: u64, random: &mut Random) {
             let other = dirs[1].join(format!("{number} other"));
             File::create(&other).unwrap();
             rustix::fs::renameat_with(CWD, &first, CWD, &other, RenameFlags::EXCHANGE).unwrap();
-            fs::remove_file(if number % 3 == 0 { first } else { other }).unwrap();
+            fs::remove_file(if number.is_multiple_of(3) { first } else { other }).unwrap();
         };
         (0..turns).for_each(&mut change);
         done.store(true, Ordering::Relaxed);

@@ -97,15 +97,20 @@ impl ChangedXattrs<'_, '_> {
         set_fork_offset(self.t, self.ino, offset)
     }
 
+    /// The attributes in the inode; `None` when they are in blocks.
+    pub(super) fn short(&mut self) -> Result<Option<Vec<u8>>> {
+        Ok(match self.inode()?.fork(FORK) {
+            Some(ChangedFork::Local(bytes)) => Some(bytes.clone()),
+            Some(ChangedFork::Extents(items)) if !items.is_empty() => None,
+            Some(ChangedFork::Extents(_)) | None => Some(EMPTY.to_vec()),
+            _ => None,
+        })
+    }
+
     /// Makes a change in the inode, if the attributes are there and have room. If not, they go to a
     /// leaf, from which only what the change removes is missing.
     pub(super) fn change_short(&mut self, change: &XattrChange) -> Result<ShortOutcome> {
-        let bytes = match self.inode()?.fork(FORK) {
-            Some(ChangedFork::Local(bytes)) => bytes.clone(),
-            Some(ChangedFork::Extents(items)) if items.is_empty() => EMPTY.to_vec(),
-            None => EMPTY.to_vec(),
-            _ => return Ok(ShortOutcome::InBlocks),
-        };
+        let Some(bytes) = self.short()? else { return Ok(ShortOutcome::InBlocks) };
         let ShortXattrs { mut list } = ShortXattrs::parse(&bytes).map_err(malformed)?;
         let count = list.len();
         let keeps = |gone: &Option<OwnedXattr>| gone.as_ref().is_none_or(|gone| !gone.is_in(&list));

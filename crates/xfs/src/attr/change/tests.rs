@@ -1,6 +1,7 @@
 //! Attributes of files that the kernel has made, changed by transactions of ours. The kernel, our
 //! own reader and the checks find what a model says.
 
+mod cuts;
 mod forms;
 mod intents;
 
@@ -130,6 +131,7 @@ impl AttributedVolume {
         let (shown, mut xattr) = self.name(is_special, many);
         let is_set = self.below(10) < set_of_ten;
         let ino = self.files[index].ino;
+        let was_there = self.files[index].xattrs.contains_key(&shown);
         let change = if is_set {
             let len = self.value_len(engine.geometry().block_size());
             xattr.value = self.random.bytes(len);
@@ -139,6 +141,7 @@ impl AttributedVolume {
             self.files[index].xattrs.remove(&shown);
             XattrChange::remove(ino, xattr)
         };
+        Self::assert_is_there(engine, &change, was_there);
         self.change(engine, change);
         if self.below(60) == 0 {
             engine.log().force_all().unwrap();
@@ -146,6 +149,11 @@ impl AttributedVolume {
         if self.below(150) == 0 {
             engine.log().push_tail().unwrap();
         }
+    }
+
+    fn assert_is_there(engine: &XfsTransactions, change: &XattrChange, was_there: bool) {
+        let mut t = engine.begin(Kind::ChangeAttribute, 0).unwrap();
+        assert_eq!(change.is_there(&mut t).unwrap(), was_there, "{change:?}");
     }
 
     fn change(&self, engine: &XfsTransactions, change: XattrChange) {
