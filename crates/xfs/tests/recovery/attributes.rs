@@ -193,5 +193,5 @@ fn changes_of_attributes_that_are_cut_go_on() {
     let Some(judges) = judges::require() else { return };
     let (disk, ino) = with_values(&judges, "-b size=1024 -m rmapbt=1");
     add_intents(&disk, ino, &mut Random::new(seed));
-    judge_cuts(&CrashedVolume { disk, kernel_says: vec![] }, seed, 37);
+    judge_cuts(&CrashedVolume { disk, kernel_says: vec![] }, seed, 2);
 }

@@ -37,7 +37,7 @@ fn a_cut_leaves_the_old_value_or_the_new_one() {
     }
     engine.unmount().unwrap();
     let plan = CrashPlan { exhaustive_limit: 4, samples_per_epoch: 20, seed, tears: false };
-    let (options, mut seen) = (XfsOptions::default(), vec![false; values.len() + 1]);
+    let (options, mut was_found) = (XfsOptions::default(), vec![false; values.len() + 1]);
     for state in device.log().states(&plan) {
         let state = state.unwrap();
         let [memory] = <[_; 1]>::try_from(state.devices).unwrap();
@@ -51,7 +51,7 @@ fn a_cut_leaves_the_old_value_or_the_new_one() {
             Err(error) => (error.errno() == Errno::NODATA).then_some(values.len()),
         };
         let at = at.unwrap_or_else(|| panic!("{}: another value", state.description));
-        seen[at] = true;
+        was_found[at] = true;
     }
-    assert!(seen.iter().all(|seen| *seen), "{seen:?}");
+    assert!(was_found.iter().all(|found| *found), "{was_found:?}");
 }
