@@ -129,8 +129,7 @@ Examples:
 const CHECK_HELP: &str = "\
 Nothing is written. Each finding has a number that stays the same in all versions, a place and a text; the exit code is 3 then, and 0 if \
 there is none. The log of a volume that was not unmounted is replayed in memory first, or ignored with --ignore-log: then structures may \
-contradict each other. Intents to change attributes, which are not done yet, leave such a contradiction too, until the kernel has mounted the \
-volume once.
+contradict each other.
 
 Volumes of btrfs are verified by scrub -r.
 

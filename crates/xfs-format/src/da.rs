@@ -71,7 +71,7 @@ const _: () = {
 };
 
 /// The highest level of a node that the format allows.
-const MAX_LEVEL: u16 = 5;
+pub const MAX_LEVEL: u16 = 5;
 
 /// The kinds of blocks in a directory and in an attribute fork.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -361,6 +361,13 @@ impl<'a> DaNode<'a> {
     }
 }
 
+/// The entries that a node has room for.
+#[must_use]
+pub fn node_capacity(geometry: &XfsGeometry, kind: DaKind) -> usize {
+    let room = kind.block_size(geometry).saturating_sub(kind.header_len(geometry));
+    room / size_of::<DaNodeEntry>()
+}
+
 /// Replaces the entries `places` of a node by others, which may be none or more. `false` when the
 /// node has no room for them. The hash of an entry is the last hash of its child, stale or not.
 pub fn splice_node(
@@ -421,6 +428,16 @@ impl<'a> DaEdit<'a> {
     #[must_use]
     pub fn kind(&self) -> DaKind {
         self.kind
+    }
+
+    /// Links a node or a leaf to the next block of its level, or to none with 0.
+    pub fn set_forw(&mut self, forw: u32) -> Result<(), Malformed> {
+        self.put(0, U32::new(forw).as_bytes())
+    }
+
+    /// Links a node or a leaf to the previous block of its level, or to none with 0.
+    pub fn set_back(&mut self, back: u32) -> Result<(), Malformed> {
+        self.put(4, U32::new(back).as_bytes())
     }
 
     /// Writes `bytes` at `at`.

@@ -4,6 +4,9 @@
 //! and the form of system calls. Parent pointers, and attributes whose change is not complete, are
 //! not shown.
 
+#[cfg_attr(not(test), expect(dead_code, reason = "calls that set attributes are to come"))]
+pub(crate) mod change;
+
 use std::ops::ControlFlow;
 
 use offshoot_vfs::acl::{ACCESS, DEFAULT};

@@ -1,5 +1,5 @@
 //! Buffers: verified blocks of metadata, and the cache of them. All reads of the volume go through
-//! this room, those of data too.
+//! this room, those of data too, and writes of what the log does not carry.
 //!
 //! A caller says where the block is and what it has to be. An [`XfsBuffer`] is the proof that its
 //! bytes were verified as that. Buffers are shared by [`Arc`], so a cache hit copies nothing, and
@@ -244,6 +244,15 @@ impl XfsBuffers {
     pub(crate) fn read_into(&self, at: u64, bytes: &mut [u8]) -> Result<()> {
         let len = bytes.len();
         self.device.read_at(at, bytes).map_err(|error| self.failed(at, len, error))
+    }
+
+    /// Writes blocks that the log does not carry. They are durable before anything that a
+    /// transaction commits from now on: a checkpoint flushes the device before its first record.
+    pub(crate) fn write(&self, at: BasicBlock, bytes: &[u8]) -> Result<()> {
+        self.device.write_at(at.bytes(), bytes).map_err(|error| {
+            let what = format!("writing {} bytes at {}", bytes.len(), at.bytes());
+            Error::io(format!("{what} of {}", self.device.name()), error)
+        })
     }
 
     /// Tells the device that the range will be read soon.

@@ -28,12 +28,13 @@ use offshoot_kit::sync::Mutex;
 use offshoot_vfs::Result;
 use offshoot_xfs_format::Ino;
 
+use crate::attr::change::XattrChange;
 use crate::log::LoggedItem;
-use crate::trans::{XfsTransaction, XfsTransactions};
+use crate::trans::{ForkName, XfsTransaction, XfsTransactions};
 use item::IntentEnd;
 pub(crate) use item::LoggedIntent;
 use work::DeferredKind;
-pub(crate) use work::{DeferredWork, FreedBlocks, MOST_UNMAPPED, tree_blocks};
+pub(crate) use work::{DeferredWork, FreedBlocks, MOST_UNMAPPED};
 
 /// The records of an intent that we log. The kernel has up to 16.
 const MOST_RECORDS: usize = 8;
@@ -82,7 +83,8 @@ struct LoggedWork {
 /// Work whose intents are logged and that is still to be done.
 ///
 /// Reverse mappings go before reference counts, and these before frees: a block is free only when
-/// nothing says otherwise. Mappings come last, so that few intents are pending at a time.
+/// nothing says otherwise. Mappings and attributes come last, so that few intents are pending at a
+/// time.
 #[derive(Debug)]
 pub(crate) struct DeferredChain<'a> {
     ids: &'a IntentIds,
@@ -110,7 +112,7 @@ impl<'a> DeferredChain<'a> {
             let group = |block| geometry.split(block).map(|(ag, _)| ag.0);
             work.sort_by_key(|work| work.start().and_then(group));
             let most = match kind {
-                DeferredKind::Map | DeferredKind::Exchange => 1,
+                DeferredKind::Map | DeferredKind::Exchange | DeferredKind::Attribute => 1,
                 DeferredKind::Free => MOST_FREED,
                 DeferredKind::Reverse | DeferredKind::Count => MOST_RECORDS,
             };
@@ -183,11 +185,17 @@ impl<'a> DeferredChain<'a> {
         mut transaction: XfsTransaction<'_>,
         kept: &[Ino],
     ) -> Result<()> {
+        self.settle(&mut transaction, kept)?;
+        transaction.commit().map(drop)
+    }
+
+    /// Does all work in further steps of the transaction. The last one is not committed.
+    fn settle(&mut self, transaction: &mut XfsTransaction<'_>, kept: &[Ino]) -> Result<()> {
         while !self.is_empty() {
             transaction.roll(kept)?;
-            self.step(&mut transaction)?;
+            self.step(transaction)?;
         }
-        transaction.commit().map(drop)
+        Ok(())
     }
 
     /// Does all work, each step in a transaction of its own from `begin`.
@@ -202,5 +210,31 @@ impl<'a> DeferredChain<'a> {
             transaction.commit()?;
         }
         Ok(())
+    }
+}
+
+/// Changes an attribute in the transaction and further ones, and commits them. The inode stays
+/// locked, so nobody else sees a step.
+///
+/// Nothing of this has an intent in the log: a volume whose log has intents of attributes needs a
+/// bit that older kernels refuse. A crash leaves the old value, or the new one, and at times an
+/// incomplete entry besides.
+#[cfg_attr(not(test), expect(dead_code, reason = "calls that set attributes are to come"))]
+pub(crate) fn change_xattr(
+    mut transaction: XfsTransaction<'_>,
+    ids: &IntentIds,
+    mut change: XattrChange,
+) -> Result<()> {
+    let of = (change.ino(), ForkName::Attributes);
+    loop {
+        let step = change.step(&mut transaction)?;
+        let mut chain = DeferredChain::new(ids);
+        let work = DeferredWork::unmapped(&mut transaction, of, &step)?;
+        chain.defer(&mut transaction, work);
+        if step.is_done {
+            return chain.finish(transaction, &[of.0]);
+        }
+        chain.settle(&mut transaction, &[of.0])?;
+        transaction.roll(&[of.0])?;
     }
 }

@@ -88,8 +88,8 @@ impl XfsVolume {
     ///
     /// # Errors
     /// As [`open`](Self::open). [`Error::Unsupported`] also when the volume has a feature that the
-    /// engine does not write, and when the log leaves attributes to change or contents to exchange:
-    /// see [`XfsPending`](crate::XfsPending). Nothing is written in these cases.
+    /// engine does not write, and when a group is damaged: see [`XfsPending`](crate::XfsPending).
+    /// Nothing is written in these cases.
     pub fn recover(
         device: &Arc<dyn BlockDevice>,
         options: &XfsOptions,

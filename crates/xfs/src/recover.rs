@@ -14,9 +14,6 @@
 //! A recovery to disk writes nothing before the replay in memory has proved the whole log, and
 //! nothing to the log before everything else is durable. So one that is cut begins again.
 //!
-//! Intents of attributes are not done yet. A reader sees the state before all pending work then,
-//! with a report, and a recovery to disk is refused.
-//!
 //! `replay` keeps blocks until the LSN changes; `buffer` and `inode` apply items; `verify` knows
 //! the types of blocks; `pieces` completes directory blocks of several extents; `log` reads and
 //! writes the ring; `cancel` and `pending` are what a survey learns; `finish` and `zero` make a new
@@ -40,8 +37,6 @@ use std::sync::Arc;
 use offshoot_device::{BlockDevice, MemoryBudget, MemoryDevice};
 use offshoot_vfs::{Code, Error, Result};
 use offshoot_xfs_format::XfsGeometry;
-use offshoot_xfs_format::log::XfsLogItem;
-use offshoot_xfs_format::log::items::XfsItemType;
 use offshoot_xfs_format::superblock::XfsSuperblock;
 
 use crate::buffer::{XfsBuffers, malformed};
@@ -168,8 +163,7 @@ impl VolumeInMemory {
     fn complete(&self, log: &VolumeLog) -> Result<Arc<dyn BlockDevice>> {
         // The log may have turned on what we do not write.
         require_recoverable(&finish::first_superblock(&self.device)?.1)?;
-        let XfsPending { attributes, damaged_groups, .. } = self.pending;
-        if attributes + damaged_groups > 0 {
+        if self.pending.damaged_groups > 0 {
             let first = self.intents.first().unwrap_or(log.ends.head);
             return Err(in_log(first, not_finished(&self.pending)));
         }
@@ -234,15 +228,6 @@ fn replay(
     log.each_checkpoint(options.replay_bytes, &mut |checkpoint| replay.transaction(checkpoint))?;
     replay.finish()?;
     Ok((replay.geometry, replay.counts))
-}
-
-/// The error about an intent that we do not do.
-fn not_done(item: &XfsLogItem<'_>) -> Error {
-    let what = match item {
-        XfsLogItem::Attri(_) => XfsItemType::Attri.name(),
-        _ => "an item that is no intent",
-    };
-    Error::unsupported(Code::LogNotReplayed, format!("doing what the log leaves to do: {what}"))
 }
 
 /// The error about work that we do not do.

@@ -80,8 +80,9 @@ pub(crate) fn open(device: Arc<dyn BlockDevice>, options: &XfsOptions) -> Result
         tell(reporter, &XfsReport::ShortDevice { device, size_bytes, expected_bytes });
     }
     let found = find_log(&device, &superblock);
-    let head = found.as_ref().ok().map(|log| log.ends.head);
-    let over = |device, superblock: XfsSuperblock, are_counters_right, log, state| {
+    let head = |found: &Result<VolumeLog>| found.as_ref().ok().map(|log| log.ends.head);
+    let head_found = head(&found);
+    let over = |device, superblock: XfsSuperblock, are_counters_right, (log, head), state| {
         let buffers = XfsBuffers::new(device, superblock.geometry.clone(), options.cache_bytes);
         OpenedXfs {
             superblock,
@@ -96,20 +97,22 @@ pub(crate) fn open(device: Arc<dyn BlockDevice>, options: &XfsOptions) -> Result
     let state_of_log = XfsLogState::of(&found);
     if state_of_log != XfsLogState::Empty && options.is_log_ignored {
         tell(reporter, &XfsReport::LogIgnored);
-        return Ok(over(device, superblock, false, state_of_log, state_of_opening()));
+        return Ok(over(device, superblock, false, (state_of_log, head_found), state_of_opening()));
     }
     let log = found?;
     if log.ends.is_clean {
         let state = Some(&log.ends).filter(|_| is_first).and_then(|ends| state(&superblock, ends));
         let state = state.unwrap_or_else(state_of_opening);
         let are_counters_right = is_first && !options.is_log_ignored;
-        return Ok(over(device, superblock, are_counters_right, state_of_log, state));
+        return Ok(over(device, superblock, are_counters_right, (state_of_log, head_found), state));
     }
     let device = recover::in_memory(&device, &superblock, &log, options)?;
     // The log may have changed the superblock. A damaged one was reported above.
     let VolumeSuperblock { superblock, .. } = superblock::read(&*device, None)?;
     require_readable(&superblock)?;
-    Ok(over(device, superblock, false, state_of_log, state_of_opening()))
+    // What the log left to do was done behind its head.
+    let head = head(&find_log(&device, &superblock));
+    Ok(over(device, superblock, false, (state_of_log, head), state_of_opening()))
 }
 
 /// Recovers the volume on `device` to disk.

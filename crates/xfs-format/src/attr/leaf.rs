@@ -83,6 +83,22 @@ pub fn is_local(geometry: &XfsGeometry, name: &[u8], value: &[u8]) -> bool {
     stored_len(name.len(), Some(value.len())) < size / 2 + size / 4
 }
 
+/// The bytes of a leaf that attributes may take.
+#[must_use]
+pub fn capacity(geometry: &XfsGeometry) -> usize {
+    geometry.block_size().saturating_sub(KIND.header_len(geometry))
+}
+
+/// The bytes that an attribute takes of the [`capacity`] of a leaf.
+#[must_use]
+pub fn taken(xattr: &XfsXattr<'_>) -> usize {
+    let local = match xattr.value {
+        XattrContent::Local(value) => Some(value.len()),
+        XattrContent::Remote { .. } => None,
+    };
+    ENTRY + stored_len(xattr.name.len(), local)
+}
+
 /// A verified leaf.
 #[derive(Clone, Copy, Debug)]
 pub struct XattrLeaf<'a> {

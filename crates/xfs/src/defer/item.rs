@@ -34,6 +34,7 @@ impl LoggedIntent {
             }
             DeferredKind::Map => XfsLogItem::Bui(XfsIntent { id, records: &maps }),
             DeferredKind::Exchange => return Self::of_exchange(id, work),
+            DeferredKind::Attribute => return Self::of_attribute(id, work),
         })
     }
 
@@ -43,6 +44,15 @@ impl LoggedIntent {
             _ => None,
         });
         Self::of(&XfsLogItem::Xmi(exchange.expect("work of this kind")))
+    }
+
+    fn of_attribute(id: u64, work: &[DeferredWork]) -> Self {
+        let change = work.iter().find_map(|work| match work {
+            DeferredWork::Attribute(change) => Some(change),
+            _ => None,
+        });
+        let change = change.expect("work of this kind");
+        Self::of(&XfsLogItem::Attri(change.intent(id)))
     }
 
     /// The intent that `item` is.

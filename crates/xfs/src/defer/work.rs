@@ -11,9 +11,10 @@ use offshoot_xfs_format::log::items::{
 use offshoot_xfs_format::record::{XfsExtent, XfsReverseFlags, XfsReverseMap};
 use offshoot_xfs_format::{AgNumber, FileBlock, FsBlock, Ino};
 
+use crate::attr::change::XattrChange;
 use crate::buffer::malformed;
 use crate::group::{self, FreedFrom, ReverseOwner};
-use crate::inode::change::{map_extent, unmap_extents};
+use crate::inode::change::{ForkStep, map_extent, unmap_extents};
 use crate::inode::exchange::{end_exchange, exchange_extents, exchanged_fork};
 use crate::trans::{AgExtent, ForkName, XfsTransaction};
 
@@ -28,6 +29,7 @@ pub(crate) enum DeferredKind {
     Free,
     Map,
     Exchange,
+    Attribute,
 }
 
 /// Blocks that are freed.
@@ -39,7 +41,7 @@ pub(crate) struct FreedBlocks {
 }
 
 /// Work for a later transaction.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum DeferredWork {
     /// A change of the reverse map.
     Reverse(XfsMapExtent),
@@ -51,6 +53,8 @@ pub(crate) enum DeferredWork {
     Map(XfsMapExtent),
     /// An exchange of the mappings of two files.
     Exchange(XfsExchangeIntent),
+    /// A change of an attribute.
+    Attribute(XattrChange),
 }
 
 /// The records of intents.
@@ -64,7 +68,8 @@ pub(super) fn records(work: &[DeferredWork]) -> IntentRecords {
             DeferredWork::Free(free) => extents.push(XfsEfiExtent::new(free.extent)),
             DeferredWork::Count(count) => counts.push(*count),
             DeferredWork::Reverse(map) | DeferredWork::Map(map) => maps.push(*map),
-            DeferredWork::Exchange(_) => {}
+            // Their intents have no list.
+            DeferredWork::Exchange(_) | DeferredWork::Attribute(_) => {}
         }
     }
     (extents, counts, maps)
@@ -83,6 +88,7 @@ impl DeferredWork {
             XfsLogItem::Cui(intent) => intent.records.iter().copied().map(Self::Count).collect(),
             XfsLogItem::Bui(intent) => intent.records.iter().copied().map(Self::Map).collect(),
             XfsLogItem::Xmi(intent) => vec![Self::Exchange(*intent)],
+            XfsLogItem::Attri(intent) => vec![Self::Attribute(XattrChange::of_intent(intent))],
             _ => return None,
         })
     }
@@ -94,6 +100,7 @@ impl DeferredWork {
             Self::Free(_) => DeferredKind::Free,
             Self::Map(_) => DeferredKind::Map,
             Self::Exchange(_) => DeferredKind::Exchange,
+            Self::Attribute(_) => DeferredKind::Attribute,
         }
     }
 
@@ -103,7 +110,7 @@ impl DeferredWork {
             Self::Reverse(map) | Self::Map(map) => map.extent().0,
             Self::Count(count) => count.extent().0,
             Self::Free(free) => free.extent.0,
-            Self::Exchange(_) => return None,
+            Self::Exchange(_) | Self::Attribute(_) => return None,
         })
     }
 
@@ -122,11 +129,38 @@ impl DeferredWork {
             }
             Self::Map(map) => change_mapping(transaction, map, next),
             Self::Exchange(intent) => exchange(transaction, intent, next),
+            Self::Attribute(change) => {
+                let mut change = change.clone();
+                let step = change.step(transaction)?;
+                next.extend(Self::unmapped(
+                    transaction,
+                    (change.ino(), ForkName::Attributes),
+                    &step,
+                )?);
+                if !step.is_done {
+                    next.push(Self::Attribute(change));
+                }
+                Ok(())
+            }
         }
     }
 
+    /// Gives up everything that a step has taken from a fork.
+    pub(crate) fn unmapped(
+        transaction: &mut XfsTransaction<'_>,
+        of: (Ino, ForkName),
+        step: &ForkStep,
+    ) -> Result<Vec<Self>> {
+        let mut work: Vec<_> = tree_blocks(of.0, of.1, &step.tree_blocks).collect();
+        for extent in &step.extents {
+            work.extend(Self::reverse(transaction, XfsMapOp::Unmap, of, *extent)?);
+            work.push(Self::release(transaction, of, (extent.start, extent.count))?);
+        }
+        Ok(work)
+    }
+
     /// Changes of the reverse map for an extent of a file; none in a volume without one.
-    pub(crate) fn reverse(
+    fn reverse(
         transaction: &mut XfsTransaction<'_>,
         op: XfsMapOp,
         (ino, fork): (Ino, ForkName),
@@ -151,7 +185,7 @@ impl DeferredWork {
     }
 
     /// Gives up blocks that a fork has no longer: one reference fewer, or none at all.
-    pub(crate) fn release(
+    fn release(
         transaction: &mut XfsTransaction<'_>,
         (ino, fork): (Ino, ForkName),
         extent: (FsBlock, u32),
@@ -268,11 +302,7 @@ fn exchange(
 }
 
 /// Blocks that a tree of extents has no longer.
-pub(crate) fn tree_blocks(
-    ino: Ino,
-    fork: ForkName,
-    blocks: &[FsBlock],
-) -> impl Iterator<Item = DeferredWork> {
+fn tree_blocks(ino: Ino, fork: ForkName, blocks: &[FsBlock]) -> impl Iterator<Item = DeferredWork> {
     blocks.iter().map(move |&block| {
         let from = FreedFrom::Owner(ReverseOwner::tree_block(ino, fork));
         DeferredWork::Free(FreedBlocks { extent: (block, 1), from })

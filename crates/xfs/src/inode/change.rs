@@ -4,6 +4,7 @@
 //! Nothing here touches the owners or the references of the blocks that are mapped, and none of
 //! them is freed: those are steps of their own. Only blocks of the tree itself are taken here.
 
+mod room;
 #[cfg(test)]
 pub(crate) mod tests;
 
@@ -19,6 +20,7 @@ use crate::btree::{XfsTreeCursor, XfsTreeRoot, file_key};
 use crate::buffer::{BufferRole, DiskRun, malformed};
 use crate::group::{ExtentWish, ReverseOwner, allocate_anywhere};
 use crate::trans::{ChangedFork, ForkName, XfsTransaction};
+pub(crate) use room::{first_hole, mapped, set_fork_offset};
 
 /// What one step of a change of a fork has done.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

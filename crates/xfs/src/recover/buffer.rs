@@ -119,6 +119,8 @@ impl LogReplay<'_> {
         if is_piece {
             block.content = ReplayedContent::Plain;
             self.pieces.add(place, len, now);
+            // It is proved when its directory is known.
+            self.doubtful.remove(&place.0);
             return Ok(true);
         }
         let known = kind.filter(|&kind| verify::has_magic(kind, &geometry, &block.bytes));
@@ -131,6 +133,7 @@ impl LogReplay<'_> {
         {
             self.doubtful.insert(place.0, (kind, len));
         }
+        self.pieces.forget(place);
         if known == Some(XfsBufferType::Superblock) && place.0 == 0 {
             let bytes = self.block(place, len)?.bytes.clone();
             self.follow_superblock(bytes)?;

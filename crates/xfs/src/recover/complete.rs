@@ -27,19 +27,17 @@ use offshoot_vfs::{Code, Error, Result};
 use offshoot_xfs_format::geometry::XfsLayout;
 use offshoot_xfs_format::group::Agi;
 use offshoot_xfs_format::log::XfsLogItem;
-use offshoot_xfs_format::log::items::{
-    XfsCountExtent, XfsCountOp, XfsMapExtent, XfsMapOp, XfsReverseOp,
-};
+use offshoot_xfs_format::log::items::{XfsCountExtent, XfsCountOp, XfsMapExtent, XfsReverseOp};
 use offshoot_xfs_format::record::{MOST_FILE_BLOCKS, XfsOwner};
 use offshoot_xfs_format::superblock::XfsSuperblock;
 use offshoot_xfs_format::{AgIno, AgNumber, Ino, Lsn};
 
 use super::log::{VolumeLog, in_log};
 use super::pending::PendingIntents;
-use super::{CACHE_BYTES, NEXT_STEP, finish, not_done};
+use super::{CACHE_BYTES, NEXT_STEP, finish};
 use crate::buffer::{XfsBuffers, malformed};
 use crate::defer::{
-    DeferredChain, DeferredWork, FreedBlocks, IntentIds, LoggedIntent, MOST_UNMAPPED, tree_blocks,
+    DeferredChain, DeferredWork, FreedBlocks, IntentIds, LoggedIntent, MOST_UNMAPPED,
 };
 use crate::group::{self, FreedFrom};
 use crate::inode::change::{prove_extent_count, unmap_extents};
@@ -74,8 +72,9 @@ pub(super) fn complete(
     let old = OldIntent::all(intents)?;
     let ids = IntentIds::beside(intents.ids().collect());
     let transactions = start(device, &superblock, log, &old)?;
-    require_room(log, &transactions, !old.is_empty())?;
-    let completion = Completion { transactions: &transactions, ids: &ids };
+    let step = OldIntent::step_kind(&old);
+    require_room(log, &transactions, (!old.is_empty()).then_some(step))?;
+    let completion = Completion { transactions: &transactions, ids: &ids, step };
     let mut done = CompletedWork { intents: old.len() as u64, ..CompletedWork::default() };
     completion.end_intents(old)?;
     for ag in (0..superblock.geometry.ag_count).map(AgNumber) {
@@ -110,15 +109,17 @@ fn start(
 }
 
 /// Fails when the log has no room for what has to be written first: a record that tells that the
-/// tail has moved. Old intents hold the tail, so with some, a transaction has to have room.
-fn require_room(log: &VolumeLog, transactions: &XfsTransactions, has_old: bool) -> Result<()> {
+/// tail has moved. Old intents hold the tail, so with some, a transaction of their kind has to have
+/// room.
+fn require_room(
+    log: &VolumeLog,
+    transactions: &XfsTransactions,
+    old: Option<XfsTransactionKind>,
+) -> Result<()> {
     let (ring, ends) = (log.disk.ring, &log.ends);
     let free = u64::from(ring.free(ends.tail, ends.head).unwrap_or(0)) << 9;
-    let need = if has_old {
-        transactions.room_for_step(XfsTransactionKind::Truncate)
-    } else {
-        transactions.log().room_to_tell()
-    };
+    let need = old
+        .map_or_else(|| transactions.log().room_to_tell(), |kind| transactions.room_for_step(kind));
     if free > need {
         return Ok(());
     }
@@ -143,11 +144,24 @@ impl OldIntent {
         let all = intents.oldest_first().into_iter();
         all.map(|pending| {
             let item = XfsLogItem::parse(pending.regions.regions()).map_err(malformed)?;
-            let work = DeferredWork::of_intent(&item).ok_or_else(|| not_done(&item))?;
+            let work = DeferredWork::of_intent(&item).ok_or_else(|| {
+                let what = "doing what the log leaves to do: an item that is no intent";
+                Error::unsupported(Code::LogNotReplayed, what)
+            })?;
             let intent = Arc::new(LoggedIntent::of(&item));
             Ok(Self { intent, lsn: pending.lsn, work })
         })
         .collect()
+    }
+
+    /// The kind of the transactions that end them.
+    fn step_kind(old: &[Self]) -> XfsTransactionKind {
+        let changes_attribute = |work: &DeferredWork| matches!(work, DeferredWork::Attribute(_));
+        if old.iter().any(|old| old.work.iter().any(changes_attribute)) {
+            XfsTransactionKind::ChangeAttribute
+        } else {
+            XfsTransactionKind::Truncate
+        }
     }
 }
 
@@ -171,6 +185,8 @@ impl From<Error> for ListFailure {
 struct Completion<'a> {
     transactions: &'a XfsTransactions,
     ids: &'a IntentIds,
+    /// The kind of the transactions that end intents.
+    step: XfsTransactionKind,
 }
 
 /// Begins a transaction that frees more than it takes.
@@ -188,11 +204,11 @@ impl Completion<'_> {
     fn end_intents(&self, old: Vec<OldIntent>) -> Result<()> {
         let mut chain = DeferredChain::new(self.ids);
         for OldIntent { intent, lsn, work } in old {
-            let mut transaction = begin_truncate(self.transactions)?;
+            let mut transaction = begin(self.transactions, self.step)?;
             chain.end(&mut transaction, intent, &work).map_err(|error| in_log(lsn, error))?;
             transaction.commit()?;
         }
-        chain.finish_alone(self.transactions, begin_truncate)?;
+        chain.finish_alone(self.transactions, |transactions| begin(transactions, self.step))?;
         self.transactions.log().force_all()
     }
 
@@ -268,13 +284,7 @@ impl Completion<'_> {
             }
             let range = 0..MOST_FILE_BLOCKS;
             let step = unmap_extents(&mut transaction, ino, fork, range, MOST_UNMAPPED)?;
-            let mut work: Vec<_> = tree_blocks(ino, fork, &step.tree_blocks).collect();
-            for extent in &step.extents {
-                let (of, blocks) = ((ino, fork), (extent.start, extent.count));
-                let t = &mut transaction;
-                work.extend(DeferredWork::reverse(t, XfsMapOp::Unmap, of, *extent)?);
-                work.push(DeferredWork::release(t, of, blocks)?);
-            }
+            let work = DeferredWork::unmapped(&mut transaction, (ino, fork), &step)?;
             let mut chain = DeferredChain::new(self.ids);
             chain.defer(&mut transaction, work);
             chain.finish(transaction, &[ino]).map_err(ListFailure::Fatal)?;

@@ -62,6 +62,12 @@ impl DirectoryPieces {
         self.pieces.insert(place.0, ReplayedPiece { bytes, lsn });
     }
 
+    /// Forgets a block that is no piece any more: the root of a tree of attributes that became a
+    /// leaf again.
+    pub(super) fn forget(&mut self, place: BasicBlock) {
+        self.pieces.remove(&place.0);
+    }
+
     /// Notes a directory that the log changed.
     pub(super) fn add_directory(&mut self, ino: Ino) {
         self.directories.insert(ino);

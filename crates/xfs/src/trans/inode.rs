@@ -145,6 +145,21 @@ impl XfsChangedInode {
         }
     }
 
+    /// Sets where the attribute fork begins, in units of 8 bytes behind the core. An inode without
+    /// one gets an empty one.
+    pub(crate) fn set_fork_offset(&mut self, offset: u8) {
+        if self.core.forkoff == offset && self.attributes.is_some() {
+            return;
+        }
+        self.core.forkoff = offset;
+        let fork = self.attributes.take().unwrap_or(ChangedFork::Extents(Vec::new()));
+        self.set_fork(ForkName::Attributes, fork);
+        if let ChangedFork::Btree(_) = &self.data {
+            // A root is stored with room for all that fit, so it moves.
+            self.fields |= self.data.fields(ForkName::Data);
+        }
+    }
+
     /// Removes the attribute fork, which must be empty. The data fork gets its room.
     pub(crate) fn drop_attribute_fork(&mut self) {
         self.fields |= Fields::CORE;

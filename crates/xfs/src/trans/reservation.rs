@@ -19,6 +19,9 @@ const LINK_TARGET: u64 = 1024 + 128;
 const PARENT_OF_RENAME: u64 = 1192;
 const PARENT_OF_CREATE: u64 = 308;
 
+/// The longest intent to change an attribute: a value of 64 KiB, its name, and their headers.
+const ATTRIBUTE_INTENT: u64 = (64 << 10) + 512;
+
 /// A reservation, and how many of them the transactions of one operation take, which roll from one
 /// to the next.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -79,6 +82,9 @@ kinds! {
     Superblock,
     /// A list of unlinked inodes that cannot be walked is emptied.
     ClearUnlinked,
+    /// One step of the change of an attribute: blocks of its tree are split or joined, and the
+    /// space for them is taken.
+    ChangeAttribute,
 }
 
 /// The reservations of all kinds.
@@ -126,6 +132,7 @@ impl ReservationSizes<'_> {
             Kind::ChangeInode => QUOTAS + self.inodes(1) + self.sectors(1),
             Kind::ChangeTimes => self.inodes(1),
             Kind::Superblock | Kind::ClearUnlinked => self.sectors(1),
+            Kind::ChangeAttribute => QUOTAS + self.change_attribute(),
         };
         XfsLogReservation { bytes, count: self.count(kind) }
     }
@@ -147,7 +154,8 @@ impl ReservationSizes<'_> {
             | Kind::ChangeInode
             | Kind::ChangeTimes
             | Kind::Superblock
-            | Kind::ClearUnlinked => 1,
+            | Kind::ClearUnlinked
+            | Kind::ChangeAttribute => 1,
         }
     }
 
@@ -202,6 +210,15 @@ impl ReservationSizes<'_> {
     fn remove_attribute(&self) -> u64 {
         (self.inodes(1) + self.blocks(HASH_BLOCKS + self.levels.attributes))
             .max(self.sectors(5) + self.space_trees(2))
+    }
+
+    /// On each level of the tree a block, the one that is split off or joined, and a neighbour that
+    /// links to it. A leaf may become three. A change that has an intent says it again in each step.
+    /// The extents that an earlier step freed need no more.
+    fn change_attribute(&self) -> u64 {
+        let blocks = 3 * HASH_BLOCKS + 2 + 2 * self.levels.attributes;
+        let changes = self.inodes(1) + self.blocks(blocks) + self.sectors(9) + self.space_trees(4);
+        changes + ATTRIBUTE_INTENT
     }
 
     fn drop_attributes(&self) -> u64 {

@@ -15,7 +15,7 @@ use offshoot_xfs::{XfsOptions, XfsVolume, check_xfs};
 use rustix::fd::OwnedFd;
 use rustix::fs::{FileType, Mode, OFlags, XattrFlags};
 
-use crate::crashed::{CrashedVolume, compare_with_kernel, rounds};
+use crate::crashed::{CrashedVolume, rounds};
 use crate::intents::with_cut_chains;
 use crate::log_on_disk::LogOnDisk;
 
@@ -152,7 +152,7 @@ pub(crate) fn judge_cuts(crashed: &CrashedVolume, seed: u64, stride: usize) {
             drop(disk.mount("rw,noatime", &[offshoot_testkit::xfs::disk::RECOVERY]));
             disk.assert_checks();
             let mount = disk.mount("ro,noatime", &[]);
-            let outcome = compare_with_kernel(&recovered).run(&*whole, mount.path());
+            let outcome = crashed.compare_with_kernel(&recovered).run(&*whole, mount.path());
             assert!(outcome.differences.is_empty(), "{described}: {outcome}");
         }
         let device: Arc<dyn BlockDevice> = Arc::new(memory);

@@ -35,16 +35,32 @@ struct LogWalk {
 impl LogOnDisk {
     /// All ends that the log may have, in their order.
     pub(crate) fn possible_ends(&self) -> Vec<LogEnd> {
-        let (mut walk, mut ends) = (LogWalk::default(), Vec::new());
-        let mut open = XfsCheckpoints::new(self.ring);
-        let mut last: Option<XfsLogRecord> = None;
-        for record in self.records() {
+        let (mut ends, mut last) = (Vec::new(), None::<XfsLogRecord>);
+        let walk = self.walk(|walk, record| {
             // Later records are written over the tail of an early one.
             let has_tail =
                 |last: &XfsLogRecord| self.ring.distance(last.tail, self.ends.head).is_some();
             if last.as_ref().is_some_and(has_tail) {
                 ends.push(LogEnd { lost: record.clone(), intents: walk.counts() });
             }
+            last = Some(record.clone());
+        });
+        let at_home = walk.newest_at_home(self);
+        ends.retain(|end| at_home.is_none_or(|newest| end.lost.lsn > newest));
+        ends
+    }
+
+    /// The intents of a type that have no end in the whole log.
+    pub(crate) fn intents_left(&self, kind: XfsItemType) -> usize {
+        let counts = self.walk(|_, _| {}).counts();
+        counts.get(&(kind as u16)).copied().unwrap_or(0)
+    }
+
+    /// Walks through the log. `visit` gets each record, and what the walk has learned before it.
+    fn walk(&self, mut visit: impl FnMut(&LogWalk, &XfsLogRecord)) -> LogWalk {
+        let (mut walk, mut open) = (LogWalk::default(), XfsCheckpoints::new(self.ring));
+        for record in self.records() {
+            visit(&walk, &record);
             let (_, mut blocks) = self.read(record.lsn);
             for op in op::ops(record.unpack(&mut blocks).unwrap(), record.ops) {
                 let Some(whole) = open.add(record.lsn, &op.unwrap()).unwrap() else { continue };
@@ -53,11 +69,8 @@ impl LogOnDisk {
                     walk.item(self, &XfsLogItem::parse(regions).unwrap());
                 }
             }
-            last = Some(record);
         }
-        let at_home = walk.newest_at_home(self);
-        ends.retain(|end| at_home.is_none_or(|newest| end.lost.lsn > newest));
-        ends
+        walk
     }
 }
 
@@ -68,6 +81,7 @@ impl LogWalk {
             XfsLogItem::Rui(intent) => self.intent(XfsItemType::Rui, intent.id),
             XfsLogItem::Cui(intent) => self.intent(XfsItemType::Cui, intent.id),
             XfsLogItem::Bui(intent) => self.intent(XfsItemType::Bui, intent.id),
+            XfsLogItem::Attri(intent) => self.intent(XfsItemType::Attri, intent.id),
             XfsLogItem::Xmi(intent) => self.intent(XfsItemType::Xmi, intent.id),
             XfsLogItem::Efd(end) => self.end(XfsItemType::Efi, end.id),
             XfsLogItem::Done { item, id } => {
@@ -75,6 +89,7 @@ impl LogWalk {
                     XfsItemType::Rud => XfsItemType::Rui,
                     XfsItemType::Cud => XfsItemType::Cui,
                     XfsItemType::Bud => XfsItemType::Bui,
+                    XfsItemType::Attrd => XfsItemType::Attri,
                     XfsItemType::Xmd => XfsItemType::Xmi,
                     _ => return,
                 };

@@ -6,6 +6,7 @@
 //! | `kinds` | all kinds of volumes, after a shutdown and under load |
 //! | `cuts` | logs that end anywhere, and recoveries that do |
 //! | `intents` | chains of intents that the end of a log cuts |
+//! | `attributes` | changes of attributes and parent pointers that the end of a log cuts |
 //! | `exchange` | exchanges of contents that the end of a log cuts |
 //! | `finished` | unlinked inodes; finishing that is cut itself |
 //! | `beyond` | logs that the kernel does not recover |
@@ -16,6 +17,7 @@
 //!
 //! `OFFSHOOT_ROUNDS` makes a campaign of what takes samples.
 
+mod attributes;
 mod beyond;
 mod crashed;
 mod cuts;

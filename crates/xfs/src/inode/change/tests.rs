@@ -5,11 +5,8 @@
 mod groups;
 
 use std::ops::Range;
-use std::sync::Arc;
 use std::thread;
 
-use offshoot_device::BlockDevice;
-use offshoot_kit::counter::WriteStop;
 use offshoot_testkit::random::{Random, seed_of_run};
 use offshoot_testkit::xfs::disk::{RECOVERY, XfsDisk};
 use offshoot_testkit::xfs::judges;
@@ -18,31 +15,15 @@ use offshoot_xfs_format::group::UNLINKED_LISTS;
 use offshoot_xfs_format::inode::XfsInodeFlags2;
 use offshoot_xfs_format::log::items::{XfsCountOp, XfsReverseOp};
 use offshoot_xfs_format::record::XfsExtent;
-use offshoot_xfs_format::superblock::XfsSuperblock;
 use offshoot_xfs_format::{AgBlock, AgIno, AgNumber, FileBlock, FsBlock, Ino};
 
 use super::{map_extent, unmap_extents};
-use crate::buffer::{XfsBuffers, sector_at};
 use crate::group::{self, ExtentWish, FreedFrom, ReverseOwner};
-use crate::log::{LogDisk, XfsLog, XfsLogOptions};
-use crate::recover::VolumeLog;
+use crate::test_volumes::engine_on;
 use crate::trans::{
     AgExtent, ChangedFork, ForkName, XfsTransaction, XfsTransactionKind as Kind, XfsTransactions,
 };
 use crate::{XfsOptions, check_xfs};
-
-/// The engine on a volume with a clean log.
-fn engine_on(device: Arc<dyn BlockDevice>) -> XfsTransactions {
-    let superblock = XfsSuperblock::parse(&sector_at(&*device, 0).unwrap()).unwrap();
-    let found = VolumeLog::find(&device, &superblock).unwrap();
-    assert!(found.ends.is_clean);
-    let stop = WriteStop::new(None);
-    let ring = LogDisk::new(&device, &superblock).unwrap();
-    let log = XfsLog::start(ring, &found.ends, &[], &stop, &XfsLogOptions::default()).unwrap();
-    let buffers = Arc::new(XfsBuffers::new(device, superblock.geometry.clone(), 4 << 20));
-    let counts = group::volume_counts(&buffers).unwrap();
-    XfsTransactions::new(buffers, log, &superblock, counts, &stop)
-}
 
 /// A file, and the block behind its last one.
 pub(crate) struct UnnamedFile {
