@@ -4,7 +4,7 @@ use crate::setup;
 use crate::shell::{Result, cargo_with};
 
 /// The campaigns: the tests that each runs, and its options with the variables that they set.
-const CAMPAIGNS: [Campaign; 9] = [
+const CAMPAIGNS: [Campaign; 11] = [
     Campaign {
         what: "crash",
         package: "offshoot-btrfs",
@@ -97,6 +97,26 @@ const CAMPAIGNS: [Campaign; 9] = [
         test: None,
         options: &[],
         always: &[("OFFSHOOT_JUDGED_EVERY", "1")],
+    },
+    Campaign {
+        what: "xfs-hostile",
+        package: "offshoot-xfs",
+        targets: &["--package", "offshoot-cli", "--test", "hostile"],
+        test: Some("campaign"),
+        options: &[("--cases", "OFFSHOOT_SWEEP"), ("--seed", "OFFSHOOT_SEED")],
+        always: &[],
+    },
+    Campaign {
+        what: "xfs-recovery",
+        package: "offshoot-xfs",
+        targets: &["--test", "recovery"],
+        test: Some("recorded::campaign"),
+        options: &[
+            ("--workloads", "OFFSHOOT_WORKLOADS"),
+            ("--cuts", "OFFSHOOT_CUTS"),
+            ("--seed", "OFFSHOOT_SEED"),
+        ],
+        always: &[],
     },
 ];
 

@@ -87,6 +87,11 @@ Tasks:
            Take ten thousand snapshots of as many files that change, and delete them
   campaign volumes
            Have the kernel take its turn on every volume in memory that a test leaves, not on one of 8
+  campaign xfs-hostile [--cases N] [--seed N]
+           Run every operation and every verb that reads on thousands of damaged volumes of XFS
+  campaign xfs-recovery [--workloads N] [--cuts N] [--seed N]
+           Record what the kernel writes to volumes of XFS, cut it at thousands of points, and recover
+           each cut as the kernel does
 ";
 
 fn main() -> ExitCode {

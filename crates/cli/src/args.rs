@@ -584,7 +584,7 @@ pub(crate) enum DumpVerb {
     Inode(DumpInodeArguments),
     /// The chunk map of btrfs: which range is where on which device
     Chunks(InfoArguments),
-    /// All items of a tree of btrfs, one line each
+    /// All items of a tree of btrfs, or all blocks and records of one of XFS, one line each
     Tree(DumpTreeArguments),
     /// What a pending log holds: of btrfs what was fsynced since the last commit, of XFS the
     /// records from the tail to the head, and their transactions
@@ -618,7 +618,9 @@ pub(crate) struct DumpTreeArguments {
     #[command(flatten)]
     pub(crate) volume: VolumeArguments,
     /// The tree, by its number or as root, extent, chunk, dev, fs, csum, quota, uuid, free-space,
-    /// block-group, raid-stripe, data-reloc
+    /// block-group, raid-stripe, data-reloc. Of XFS, free-by-block, free-by-size, inodes,
+    /// free-inodes, reverse-map or references, of one group with @ and its number, or extents with
+    /// @ and the number of an inode
     #[arg(value_name = "TREE")]
     pub(crate) tree: String,
     /// Write one JSON object on each line

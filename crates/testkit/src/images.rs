@@ -27,6 +27,12 @@ impl ImageFiles {
         files
     }
 
+    /// One image that belongs to another owner, such as a file of a mount.
+    #[must_use]
+    pub fn of_other(image: PathBuf) -> Self {
+        Self { images: vec![image], dir: scratch_dir() }
+    }
+
     /// Copies these images as they are now. They may be mounted meanwhile.
     #[must_use]
     pub fn copy(&self) -> Self {

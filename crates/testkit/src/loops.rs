@@ -41,11 +41,22 @@ impl AttachedLoop {
     /// Attaches `image` to a free loop device with sectors of `sector_bytes`.
     #[must_use]
     pub fn attach(image: &Path, sector_bytes: u32) -> Self {
+        Self::attach_with(image, &[&format!("--sector-size={sector_bytes}")])
+    }
+
+    /// Attaches `image` to a free loop device that passes every request on as it is: the kernel
+    /// keeps no pages of the image, so that writes and flushes keep their order.
+    #[must_use]
+    pub fn attach_direct(image: &Path) -> Self {
+        Self::attach_with(image, &["--direct-io=on"])
+    }
+
+    fn attach_with(image: &Path, options: &[&str]) -> Self {
         // The lock keeps two threads of one process from racing for the same free device.
         static ATTACHING: Mutex<()> = Mutex::new(());
-        let sector_size = format!("--sector-size={sector_bytes}");
-        let args: [&OsStr; 4] =
-            ["--find".as_ref(), "--show".as_ref(), sector_size.as_ref(), image.as_os_str()];
+        let mut args: Vec<&OsStr> = vec!["--find".as_ref(), "--show".as_ref()];
+        args.extend(options.iter().map(OsStr::new));
+        args.push(image.as_os_str());
         let image = image.canonicalize().unwrap_or_else(|e| panic!("{}: {e}", image.display()));
         let mut reason = String::new();
         for attempt in 0..50 {

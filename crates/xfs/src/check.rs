@@ -6,26 +6,29 @@
 //! goes on without it.
 //!
 //! ```text
-//! groups   each on its own: headers, trees of free space and of inodes, free list
+//! groups   each on its own: headers, trees of inodes
 //! inodes   in passes over all of them, each for a range of groups: forks, directories, attributes
-//! space    at the end of a pass, for the groups of its range: owners of all blocks, links
+//! space    at the end of a pass, for the groups of its range: trees of free space, free list,
+//!          owners of all blocks, links
 //! ```
 //!
 //! All of it runs on all cores. Memory is bounded by these, besides the cache of blocks:
 //!
 //! | what | bytes |
 //! |---|---|
-//! | chunks of inodes, all the time | 16 for 64 inodes |
+//! | chunks of inodes, all the time | 16 for 64 inodes, 4 for a block of a tree of them |
 //! | links of the inodes of the range ([`tally`]) | 16 for an inode |
 //! | mappings of files into the range ([`space`]) | 24 for an extent |
 //! | the same and free space while a group is compared | 32 for an extent |
 //! | records of a group that is compared | 8 to 24 for each |
+//! | names of a directory with one hash, on each core | 30 for each |
 //!
 //! A range has as many groups as 256 MiB of links and 256 MiB of mappings have room for, but at
 //! least one. A volume of 16 million inodes and 11 million extents needs one pass.
 
 mod attributes;
 mod directory;
+mod duplicates;
 mod finding;
 mod group;
 mod hashes;
@@ -51,7 +54,7 @@ use crate::options::XfsOptions;
 use crate::volume::{self as opening, OpenedXfs, XfsLogState};
 use finding::Findings;
 pub use finding::{XfsFinding, XfsFindingCode, XfsFindingPlace};
-use group::{GroupCounts, GroupInodes};
+use group::{GroupCounts, GroupInodes, SummedCounts};
 use inode::{InodePass, KnownParts};
 use space::SpaceGather;
 use tally::LinkTally;
@@ -126,8 +129,13 @@ fn check_all(
     budget: PassBudget,
 ) -> (Vec<GroupInodes>, u32) {
     check.check_superblocks();
-    let inodes = check_groups(check, is_log_empty);
-    let passes = check_inodes(check, &inodes, budget);
+    let counts = SummedCounts::new();
+    let inodes = check_groups(check, &counts);
+    let passes = check_inodes(check, &inodes, budget, &counts);
+    // The log does not always bring the counters of the superblock up to date.
+    if let Some(counts) = counts.into_sum().filter(|_| is_log_empty && check.has_all_groups()) {
+        check.check_counters(&counts);
+    }
     (inodes, passes)
 }
 
@@ -194,42 +202,30 @@ fn open(
     opening::open(device.clone(), &options).map(Some)
 }
 
-/// Checks the groups on their own. Returns their inodes.
-fn check_groups(check: &VolumeCheck<'_>, is_log_empty: bool) -> Vec<GroupInodes> {
+/// Checks the inode trees of all groups. Returns their inodes.
+fn check_groups(check: &VolumeCheck<'_>, counts: &SummedCounts) -> Vec<GroupInodes> {
     let groups = check.groups().count();
-    let found: Vec<_> = (0..groups).map(|_| Mutex::new(None)).collect();
+    let found: Vec<_> = (0..groups).map(|_| Mutex::new(GroupInodes::UNKNOWN)).collect();
     on_all_cores(groups, &|index| {
         let ag = AgNumber(u32::try_from(index).unwrap_or(u32::MAX));
-        let Some(headers) = check.headers(ag) else { return };
-        let mut counts = GroupCounts::default();
-        let (inodes, _) = check.check_inode_trees(ag, &headers, &mut counts);
-        let space = check.check_free_space(ag, &headers, &mut counts);
-        let is_whole = space.is_whole && inodes.is_whole();
+        let Some(headers) = check.headers(ag) else { return counts.add(None) };
+        let mut of_group = GroupCounts::default();
+        let inodes = check.check_inode_trees(ag, &headers, &mut of_group);
+        counts.add(inodes.is_whole().then_some(&of_group));
         if let Some(slot) = found.get(index) {
-            *slot.lock() = Some((inodes, counts, is_whole));
+            *slot.lock() = inodes;
         }
     });
-    let mut sum = GroupCounts::default();
-    let (mut all, mut is_whole) = (Vec::new(), check.has_all_groups());
-    for found in found {
-        let Some((inodes, counts, is_group_whole)) = found.into_inner() else {
-            is_whole = false;
-            all.push(GroupInodes::UNKNOWN);
-            continue;
-        };
-        sum.add(&counts);
-        is_whole &= is_group_whole;
-        all.push(inodes);
-    }
-    // The log does not always bring the counters of the superblock up to date.
-    if is_whole && is_log_empty {
-        check.check_counters(&sum);
-    }
-    all
+    found.into_iter().map(Mutex::into_inner).collect()
 }
 
 /// Checks all inodes, and the space and the links of all groups. Returns the number of passes.
-fn check_inodes(check: &VolumeCheck<'_>, inodes: &[GroupInodes], budget: PassBudget) -> u32 {
+fn check_inodes(
+    check: &VolumeCheck<'_>,
+    inodes: &[GroupInodes],
+    budget: PassBudget,
+    counts: &SummedCounts,
+) -> u32 {
     let mut turns = Vec::new();
     for (ag, group) in check.groups().zip(inodes) {
         turns.extend(group.chunks.chunks(CHUNKS_A_TURN).map(|chunks| (ag, chunks)));
@@ -263,7 +259,9 @@ fn check_inodes(check: &VolumeCheck<'_>, inodes: &[GroupInodes], budget: PassBud
         let end = gather.end().max(first + 1);
         on_all_cores((end - first) as usize, &|index| {
             let ag = AgNumber(first + u32::try_from(index).unwrap_or(0));
-            finish_group(&pass, ag);
+            if let Some(inodes) = inodes.get(ag.0 as usize) {
+                finish_group(&pass, ag, inodes, counts);
+            }
         });
         passes += 1;
         first = end;
@@ -271,35 +269,35 @@ fn check_inodes(check: &VolumeCheck<'_>, inodes: &[GroupInodes], budget: PassBud
     passes
 }
 
-/// Checks what is known of a group when all inodes were visited.
-fn finish_group(pass: &InodePass<'_>, ag: AgNumber) {
+/// Checks the space and the links of a group when all inodes were visited.
+fn finish_group(pass: &InodePass<'_>, ag: AgNumber, inodes: &GroupInodes, counts: &SummedCounts) {
     let check = pass.check;
     let has_parents = check.geometry().layout.contains(XfsLayout::PARENTS);
     if pass.known.links.load(Ordering::Relaxed) {
         pass.tally.check(check, ag, has_parents);
     }
-    // These find again what they found before, which is kept once.
     let Some(headers) = check.headers(ag) else { return };
-    let mut counts = GroupCounts::default();
-    let (_, mut owned) = check.check_inode_trees(ag, &headers, &mut counts);
-    let mut space = check.check_free_space(ag, &headers, &mut counts);
-    space.owned.append(&mut owned);
+    let mut of_group = GroupCounts::default();
+    let mut space = check.check_free_space(ag, &headers, &mut of_group);
+    counts.add(space.is_whole.then_some(&of_group));
+    check.push_inodes(&mut space.owned, inodes);
     let are_mappings_known = pass.known.mappings.load(Ordering::Relaxed);
     check.check_space(ag, space, pass.gather.take(ag), are_mappings_known);
 }
 
 /// Compares the lists of unlinked inodes with the inodes that no directory has.
 fn check_unlinked(check: &VolumeCheck<'_>, inodes: &[GroupInodes], without_links: &[AtomicU64]) {
-    for ((ag, inodes), found) in check.groups().zip(inodes).zip(without_links) {
-        if !inodes.is_whole() {
-            continue;
-        }
-        let Some(headers) = check.headers(ag) else { continue };
+    on_all_cores(inodes.len(), &|index| {
+        let ag = AgNumber(u32::try_from(index).unwrap_or(u32::MAX));
+        let (Some(inodes), Some(found)) = (inodes.get(index), without_links.get(index)) else {
+            return;
+        };
+        let Some(headers) = check.headers(ag).filter(|_| inodes.is_whole()) else { return };
         let listed = check.check_unlinked(ag, &headers.agi, inodes);
         let found = found.load(Ordering::Relaxed);
         if listed != found {
             let problem = format!("{found} inodes have no links, {listed} are listed");
             check.findings.add(XfsFindingCode::Unlinked, ag, problem);
         }
-    }
+    });
 }

@@ -3,7 +3,9 @@
 //! findings.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
 use std::fs::{self, File};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, symlink};
 use std::path::Path;
 use std::sync::Arc;
@@ -12,6 +14,7 @@ use offshoot_device::{BlockDevice, Fault, FaultDevice, RequestKind};
 use offshoot_testkit::fill::{directory, write};
 use offshoot_testkit::run::run;
 use offshoot_testkit::xfs::disk::{XfsDisk, XfsShutdown};
+use offshoot_testkit::xfs::fill::colliding;
 use offshoot_testkit::xfs::judges;
 use offshoot_testkit::xfs::matrix::XfsVolumeKind;
 use offshoot_testkit::xfs::recipe::XfsRecipe;
@@ -19,6 +22,7 @@ use offshoot_vfs::FileSystem;
 use offshoot_xfs::{
     XfsCheckResult, XfsFindingCode as Code, XfsLogState, XfsOptions, XfsVolume, check_xfs,
 };
+use offshoot_xfs_format::csum;
 use rustix::fs::{XattrFlags, lsetxattr};
 
 /// The files that damages name.
@@ -40,6 +44,10 @@ fn fill(root: &Path) {
     let short = directory(root, "short");
     let _ = directory(&short, "sub");
     write(&short.join("file"), b"");
+    write(&short.join("bus"), b"");
+    for name in colliding(24, 2) {
+        write(&root.join("leaf").join(OsStr::from_bytes(&name)), b"");
+    }
     symlink("t".repeat(900), root.join("link")).unwrap();
     let value = root.join("value");
     write(&value, b"");
@@ -92,6 +100,9 @@ const DAMAGES: &[DbDamage] = &[
     ),
     damage(&[Code::DirectorySpace], &["inode {leaf}", "dblock 8388608", "write -d lbests[2] 8"]),
     damage(&[Code::DirectorySpace], &["inode {node}", "dblock 16777216", "write -d fbests[3] 8"]),
+    damage(&[Code::DirectorySpace], &["inode {node}", "dblock 16777216", "write -d fhdr.nused 1"]),
+    damage(&[Code::DuplicateName], &["inode {short}", "write -d u3.sfdir3.list[2].name \"sub\""]),
+    damage(&[Code::AttributeSpace], &["inode {value}", "ablock 0", "write -d hdr.usedbytes 8"]),
     damage(&[Code::Entry], &["inode {short}", "write -d u3.sfdir3.list[1].inumber.i4 200000"]),
     damage(&[Code::EntryType], &["inode {short}", "write -d u3.sfdir3.list[1].filetype 3"]),
     damage(&[Code::DotDot], &["inode {sub}", "write -d u3.sfdir3.hdr.parent.i4 128"]),
@@ -151,6 +162,9 @@ fn each_damage_has_its_finding() {
     let disk = filled.disk.copy();
     patch(&disk, log_start(&disk), &[0xff; 4096]);
     assert_finds(&disk, &[Code::Log], "log");
+    let disk = filled.disk.copy();
+    make_names_equal(&disk);
+    assert_finds(&disk, &[Code::DuplicateName], "equal names");
     let blocks = filled.disk.field(&["sb 0"], "agblocks");
     let root = (blocks + filled.disk.field(&["agf 1"], "bnoroot")) * 4096;
     let failing = FaultDevice::new(filled.disk.device());
@@ -181,6 +195,23 @@ impl NamedInodes for offshoot_testkit::xfs::recipe::FilledXfs {
 fn patch(disk: &XfsDisk, at: u64, bytes: &[u8]) {
     let image = File::options().write(true).open(disk.image()).unwrap();
     image.write_all_at(bytes, at).unwrap();
+}
+
+/// Gives the second of two names with one hash the bytes of the first.
+fn make_names_equal(disk: &XfsDisk) {
+    let [first, second] = &colliding(24, 2)[..] else { panic!("two names") };
+    let device = disk.device();
+    let mut block = vec![0; 4096];
+    for at in (0..device.size_bytes()).step_by(block.len()) {
+        device.read_at(at, &mut block).unwrap();
+        let place = block.windows(second.len()).position(|name| name == second);
+        if let Some(place) = place.filter(|_| block.starts_with(b"XDD3")) {
+            block[place..place + first.len()].copy_from_slice(first);
+            csum::store(&mut block, 4);
+            return patch(disk, at, &block);
+        }
+    }
+    panic!("no directory has the name");
 }
 
 /// Where the log begins, in bytes.

@@ -11,7 +11,7 @@ use offshoot_vfs::{Code, Error};
 
 use super::xfs::dump::DumpOutput;
 use super::{btrfs, xfs};
-use crate::args::{DumpInodeArguments, DumpVerb, VolumeArguments};
+use crate::args::{DumpInodeArguments, DumpTreeArguments, DumpVerb, VolumeArguments};
 use crate::disk::MemberDisk;
 use crate::exit::{Result, VerbFailure};
 use crate::output::Console;
@@ -23,7 +23,8 @@ pub(super) fn run(verb: &DumpVerb, out: &mut dyn Write, console: &Arc<Console>) 
             (&arguments.volume, arguments.json)
         }
         DumpVerb::Inode(arguments) => (&arguments.volume, arguments.json),
-        DumpVerb::Chunks(_) | DumpVerb::Tree(_) => return btrfs::dump::run(verb, out, console),
+        DumpVerb::Tree(arguments) => (&arguments.volume, arguments.json),
+        DumpVerb::Chunks(_) => return btrfs::dump::run(verb, out, console),
     };
     let Some(device) = xfs_on(volume, Access::Read, console)? else {
         return btrfs::dump::run(verb, out, console);
@@ -34,6 +35,7 @@ pub(super) fn run(verb: &DumpVerb, out: &mut dyn Write, console: &Arc<Console>) 
         DumpVerb::Inode(DumpInodeArguments { number, .. }) => {
             xfs::dump::inode(&device, *number, to)
         }
+        DumpVerb::Tree(DumpTreeArguments { tree, .. }) => xfs::dump::tree(&device, tree, to),
         DumpVerb::Log(_) => xfs::dump::log(&device, to),
         _ => xfs::dump::superblocks(&device, to),
     }

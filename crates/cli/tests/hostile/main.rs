@@ -8,7 +8,7 @@
 //! - Its JSON is valid, however it ends.
 //! - `extract` and `cp` change nothing outside of their destination.
 //!
-//! Verbs that change a volume work on a copy.
+//! Verbs that change a volume work on a copy. [`xfs`] has the same for volumes of XFS.
 //!
 //! `OFFSHOOT_SWEEP` is the number of damages to each volume. `OFFSHOOT_SEED` repeats a run.
 
@@ -18,7 +18,14 @@ mod damage;
 mod image;
 #[path = "../../../btrfs-format/tests/mutation/mod.rs"]
 mod mutation;
+#[path = "../../../xfs/tests/hostile/units.rs"]
+mod units;
 mod volume;
+mod xfs;
+#[path = "../../../xfs/tests/hostile/damage.rs"]
+mod xfs_damage;
+#[path = "../../../xfs/tests/hostile/filled.rs"]
+mod xfs_filled;
 
 use std::fs;
 use std::io::Read;
@@ -281,4 +288,11 @@ fn every_verb_on_hostile_volumes_of_several_devices() {
     let recipe = Recipe::new().devices(3).mkfs("-d raid1 -m raid1c3");
     let volume = HostileVolume::made(&judges, recipe);
     sweep("every_verb_on_hostile_volumes_of_several_devices", &volume);
+}
+
+/// `cargo xtask campaign xfs-hostile`.
+#[test]
+#[ignore = "it takes an hour"]
+fn campaign() {
+    xfs::campaign();
 }

@@ -152,7 +152,36 @@ fn dump_tells_what_xfs_db_tells() {
     assert!(list.contains(&format!(":{first} ")), "{first} in {list}");
     let log = few.does("dump log v.img");
     assert!(log.starts_with("record ") && log.contains(" ops=1 "), "{log}");
+    dumped_trees_are_those_of_xfs_db(&few);
     let text = few.does("dump super v.img");
     assert!(text.starts_with("superblock of group 0 at 0: verifies\nmagicnum "), "{text}");
     assert!(text.contains("REFLINK"), "{text}");
+}
+
+fn dumped_trees_are_those_of_xfs_db(few: &FewFiles) {
+    let disk = &few.filled.disk;
+    for (tree, header, root) in [
+        ("free-by-block", "agf", "bnoroot"),
+        ("free-by-size", "agf", "cntroot"),
+        ("inodes", "agi", "root"),
+        ("free-inodes", "agi", "free_root"),
+        ("references", "agf", "refcntroot"),
+    ] {
+        let place = format!("{header} 0");
+        let count = disk.field(&[&place, &format!("addr {root}")], "numrecs");
+        let said = few.does(&format!("dump tree v.img {tree}@0"));
+        let records = said.lines().filter(|line| line.starts_with("record ")).count();
+        assert_eq!(records as u64, count, "{tree}: {said}");
+        let all = few.does(&format!("dump tree --json v.img {tree}"));
+        let blocks = all.lines().filter(|line| line.starts_with("{\"block\":")).count();
+        assert_eq!(blocks, 4, "a root in each group: {all}");
+    }
+    let free = disk.field(&["agf 1", "addr bnoroot"], "recs[1].blockcount");
+    assert!(few.does("dump tree v.img free-by-block@1").contains(&format!(" count={free}\n")));
+    for line in ["dump tree v.img reverse-map", "dump tree v.img inodes@9"] {
+        few.fails(line, 1);
+    }
+    let ino = few.does("stat -c %i v.img:/dir/big").trim().to_owned();
+    assert!(few.fails(&format!("dump tree v.img extents@{ino}"), 1).contains("has them in itself"));
+    assert!(few.fails("dump tree v.img roots", 1).contains("free-by-size"));
 }

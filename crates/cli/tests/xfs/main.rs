@@ -6,15 +6,13 @@
 //! | `checked` | `check` |
 //! | `disks` | volumes in partitions and images |
 //! | `made` | new volumes |
-//! | `hostile` | damaged volumes |
 //! | `rescued` | `rescue` |
 //! | `refused` | verbs and options that XFS volumes have not, and volumes that do not open |
 //!
-//! Mounts have their tests in `mount`.
+//! Mounts have their tests in `mount`, and damaged volumes in `hostile`.
 
 mod checked;
 mod disks;
-mod hostile;
 #[path = "../shared/lines.rs"]
 mod lines;
 mod look;

@@ -23,6 +23,8 @@ pub struct CrashState {
     pub description: String,
     /// The media after the cut, in the order of the set.
     pub devices: Vec<MemoryDevice>,
+    /// The ranges of the writes that are torn.
+    pub torn: Vec<Range<u64>>,
     marks: Arc<[Arc<str>]>,
     earliest: usize,
     latest: usize,
@@ -170,6 +172,8 @@ impl CrashStates {
                 self.apply(&devices, write, range)?;
             }
         }
+        let torn = choice.parts.iter().filter(|part| part.torn.is_some());
+        let torn = torn.map(|part| epoch.writes[part.index].place.range.clone());
         let last = choice.parts.iter().map(|part| part.index + 1).max().unwrap_or(0);
         let present = last.max(choice.prefix);
         let marks_of_present = present.checked_sub(1).map_or(0, |last| epoch.writes[last].marks);
@@ -178,6 +182,7 @@ impl CrashStates {
             number: self.number - 1,
             description: self.describe(choice),
             devices,
+            torn: torn.collect(),
             marks: self.marks.clone(),
             earliest: marks_of_present.max(epoch.marks_of_nothing),
             latest: epoch.marks_at_end,

@@ -36,6 +36,8 @@ const SHUTDOWN: [&str; 4] = [
 pub struct XfsDisk {
     images: ImageFiles,
     progs: XfsProgs,
+    /// Whether loop devices over it pass every request on.
+    is_direct: bool,
 }
 
 /// What a shutdown does with the log in memory.
@@ -51,21 +53,31 @@ impl XfsDisk {
     /// An empty image of `mib` MiB, all of it a hole.
     #[must_use]
     pub fn create(judges: &XfsJudges, mib: u64) -> Self {
-        Self { images: ImageFiles::create(1, mib << 20), progs: judges.progs().clone() }
+        let images = ImageFiles::create(1, mib << 20);
+        Self { images, progs: judges.progs().clone(), is_direct: false }
+    }
+
+    /// The volume in a file that another owner keeps, such as a device of ours that a mount shows
+    /// as a file. Every request of the kernel reaches the file as it is.
+    #[must_use]
+    pub fn served(judges: &XfsJudges, image: &Path) -> Self {
+        let images = ImageFiles::of_other(image.to_owned());
+        Self { images, progs: judges.progs().clone(), is_direct: true }
     }
 
     /// Copies the image as it is now; a mounted one as a power cut would leave it, if nothing
     /// writes meanwhile. The kernel mounts the copy beside the original only with `nouuid`.
     #[must_use]
     pub fn copy(&self) -> Self {
-        Self { images: self.images.copy(), progs: self.progs.clone() }
+        Self { images: self.images.copy(), progs: self.progs.clone(), is_direct: false }
     }
 
     /// Copies the image as it is at one moment, also while it is written: as a power cut would
     /// leave it. `None` where the host does not share blocks of files.
     #[must_use]
     pub fn copy_at_once(&self) -> Option<Self> {
-        Some(Self { images: self.images.copy_at_once()?, progs: self.progs.clone() })
+        let images = self.images.copy_at_once()?;
+        Some(Self { images, progs: self.progs.clone(), is_direct: false })
     }
 
     /// The image file.
@@ -99,7 +111,15 @@ impl XfsDisk {
     /// # Errors
     /// What the kernel said when it refused to mount it.
     pub fn try_mount(&self, options: &str) -> Result<LoopMount, String> {
-        LoopMount::new(vec![AttachedLoop::attach(self.image(), 512)], "xfs", options)
+        LoopMount::new(vec![self.attach()], "xfs", options)
+    }
+
+    fn attach(&self) -> AttachedLoop {
+        if self.is_direct {
+            AttachedLoop::attach_direct(self.image())
+        } else {
+            AttachedLoop::attach(self.image(), 512)
+        }
     }
 
     /// Mounts the volume. When it is unmounted, the kernel must have logged no complaint and no
@@ -107,7 +127,7 @@ impl XfsDisk {
     /// allowed.
     #[must_use]
     pub fn mount(&self, options: &str, expected: &[&'static str]) -> LoopMount {
-        let attached = AttachedLoop::attach(self.image(), 512);
+        let attached = self.attach();
         // The kernel may have complained about the previous user of the loop device.
         let log = KernelLog::start();
         LoopMount::new(vec![attached], "xfs", options)

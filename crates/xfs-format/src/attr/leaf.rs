@@ -154,6 +154,31 @@ impl<'a> XattrLeaf<'a> {
         Ok(Self { info: view_at(KIND, block, 0)?, hashes, block })
     }
 
+    /// Proves what the header says about space: how many bytes names and values take, and that none
+    /// of them lies in a free piece. A free piece over the array is no problem, as kernels have
+    /// written such.
+    pub fn check_space(&self, geometry: &XfsGeometry) -> Result<(), Malformed> {
+        let fields: &XattrLeafFields = view_at(KIND, self.block, KIND.fields_at(geometry))?;
+        let mut used = 0;
+        for entry in self.hashes {
+            let (at, len) = (usize::from(entry.nameidx.get()), stored(self.block, *entry)?.1);
+            used += len;
+            for free in fields.freemap {
+                let (base, size) = (usize::from(free.base.get()), usize::from(free.size.get()));
+                if at < base + size && base < at + len {
+                    return Err(
+                        KIND.bad(format!("the name at {at} is in the free piece at {base}"))
+                    );
+                }
+            }
+        }
+        if used != usize::from(fields.usedbytes.get()) {
+            let counted = fields.usedbytes;
+            return Err(KIND.bad(format!("{counted} bytes are counted, but names take {used}")));
+        }
+        Ok(())
+    }
+
     /// The attributes from number `from` on, incomplete ones too.
     pub fn xattrs(&self, from: usize) -> impl Iterator<Item = XfsXattr<'a>> + use<'a> {
         let block = self.block;

@@ -34,6 +34,10 @@ impl InodePass<'_> {
                 check.walk_hashes(&tree, FileBlock(0), &mut |buffer| {
                     let view = buffer.attributes(check.geometry());
                     if let Ok(AttributeView::Leaf(leaf)) = view {
+                        if let Err(problem) = leaf.check_space(check.geometry()) {
+                            let code = Code::AttributeSpace;
+                            check.findings.add(code, inode.ino, problem.problem);
+                        }
                         leaf.xattrs(0)
                             .for_each(|xattr| self.attribute(inode, fork, &xattr, &mut left));
                     }

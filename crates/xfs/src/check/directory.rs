@@ -15,6 +15,7 @@ use offshoot_xfs_format::hash::name_hash;
 use offshoot_xfs_format::inode::file_type;
 use offshoot_xfs_format::{FileBlock, Ino};
 
+use super::duplicates::{SameHash, SameNames};
 use super::finding::XfsFindingCode as Code;
 use super::inode::{InodePass, entry_type_of};
 use super::tally::TallyPlace;
@@ -66,6 +67,8 @@ impl InodePass<'_> {
                 let short = ShortDirView::new(check.geometry(), fork).ok()?;
                 sum = DirectorySum { has_dot: true, above: Some(short.parent), ..sum };
                 short.entries().for_each(|entry| self.entry(inode, &entry));
+                let mut names = SameNames::default();
+                short.entries().for_each(|entry| self.once(inode, &mut names, entry.name));
             }
             ForkContents::Extents(_) | ForkContents::Btree(_) => {
                 self.directory_blocks(inode, &mut sum).then_some(())?;
@@ -170,18 +173,23 @@ impl InodePass<'_> {
         }
         let mut hashes = HashSum::default();
         let mut bests = None;
+        let mut same = SameHash::default();
         let root = leaf_start(check.geometry());
         let is_whole = check.walk_hashes(&tree, root, &mut |buffer| {
             let Ok(DirectoryView::Leaf(leaf)) = buffer.directory(check.geometry()) else { return };
             for hash in leaf.hashes {
                 if let Some(cookie) = hash.cookie() {
                     hashes.add(hash.hash.get(), cookie.0);
+                    if let Some(run) = same.add(hash.hash.get(), cookie) {
+                        self.names_with_one_hash(&tree, &run);
+                    }
                 }
             }
             if DaKind::of_directory(check.geometry(), buffer.bytes()) == Some(DaKind::DirLeaf) {
                 bests = Some(leaf.bests.iter().map(|best| best.get()).collect::<Vec<_>>());
             }
         });
+        self.names_with_one_hash(&tree, same.last());
         if !is_whole || !is_sound {
             return is_sound;
         }
@@ -246,6 +254,10 @@ impl InodePass<'_> {
             }
         };
         self.entries(inode, at, data, sum);
+        if is_whole {
+            let mut names = SameNames::default();
+            data.entries(0).for_each(|entry| self.once(inode, &mut names, entry.name));
+        }
         Some((is_whole, data.longest()))
     }
 

@@ -83,6 +83,10 @@ stable_codes! {
     ParentPointer = 687;
     /// A leaf, a node or a value of attributes is damaged.
     Attribute = 688;
+    /// A directory has two entries with one name.
+    DuplicateName = 689;
+    /// The header of a leaf of attributes contradicts the space that its names and values take.
+    AttributeSpace = 690;
 }
 
 /// Where something is wrong.

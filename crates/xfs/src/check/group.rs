@@ -1,5 +1,6 @@
 //! Groups: headers, free space, chunks of inodes, and what their own structures occupy.
 
+use offshoot_kit::sync::Mutex;
 use offshoot_vfs::{Malformed, Result, Structure};
 use offshoot_xfs_format::btree::{XfsBtreeBlock, XfsTree};
 use offshoot_xfs_format::features::XfsRoCompat;
@@ -24,6 +25,26 @@ pub(super) struct GroupCounts {
     pub(super) inodes: u64,
     pub(super) free_inodes: u64,
     pub(super) free_blocks: u64,
+}
+
+/// The counters of all groups whose trees were read so far.
+pub(super) struct SummedCounts(Mutex<Option<GroupCounts>>);
+
+impl SummedCounts {
+    pub(super) fn new() -> Self {
+        Self(Mutex::new(Some(GroupCounts::default())))
+    }
+
+    /// Adds the counters of a part of a group; with `None` the sum is not known any more.
+    pub(super) fn add(&self, counts: Option<&GroupCounts>) {
+        let mut sum = self.0.lock();
+        *sum = sum.zip(counts).map(|(sum, counts)| sum.with(counts));
+    }
+
+    /// The sum, if all parts are known.
+    pub(super) fn into_sum(self) -> Option<GroupCounts> {
+        self.0.into_inner()
+    }
 }
 
 /// The headers of a group.
@@ -68,6 +89,8 @@ pub(super) struct GroupSpace {
 pub(super) struct GroupInodes {
     /// All chunks, ascending.
     pub(super) chunks: Vec<XfsInodeChunk>,
+    /// The blocks of both trees.
+    tree_blocks: Vec<u32>,
     is_whole: bool,
 }
 
@@ -122,13 +145,13 @@ impl VolumeCheck<'_> {
         self.geometry().layout.contains(feature)
     }
 
-    /// Checks the inode trees of a group. Adds their counts to `counts`.
+    /// Checks the inode trees of a group. Returns their inodes, and adds their counts to `counts`.
     pub(super) fn check_inode_trees(
         &self,
         ag: AgNumber,
         headers: &GroupHeaders,
         counts: &mut GroupCounts,
-    ) -> (GroupInodes, Vec<OwnedRun>) {
+    ) -> GroupInodes {
         let agi = &headers.agi;
         let all =
             self.records::<XfsInodeChunk>(ag, XfsTree::Inodes, (agi.root.get(), agi.level.get()));
@@ -161,13 +184,15 @@ impl VolumeCheck<'_> {
                 self.compare_chunks(ag, expected, &with_free.records);
             }
         }
-        let mut owned = Vec::new();
-        push_blocks(&mut owned, &all.blocks, XfsOwner::InodeTrees);
-        if let Some(with_free) = &with_free {
-            push_blocks(&mut owned, &with_free.blocks, XfsOwner::InodeTrees);
-        }
-        self.push_chunks(&mut owned, &all.records);
-        (GroupInodes { chunks: all.records, is_whole: all.is_whole }, owned)
+        let mut tree_blocks = all.blocks;
+        tree_blocks.extend(with_free.into_iter().flat_map(|tree| tree.blocks));
+        GroupInodes { chunks: all.records, tree_blocks, is_whole: all.is_whole }
+    }
+
+    /// Adds the blocks of the inodes of a group, and those of its inode trees.
+    pub(super) fn push_inodes(&self, owned: &mut Vec<OwnedRun>, inodes: &GroupInodes) {
+        push_blocks(owned, &inodes.tree_blocks, XfsOwner::InodeTrees);
+        self.push_chunks(owned, &inodes.chunks);
     }
 
     fn compare(&self, ag: AgNumber, code: Code, what: &str, counted: u32, found: u64) {
@@ -359,7 +384,8 @@ impl VolumeCheck<'_> {
 
 impl GroupInodes {
     /// Those of a group whose headers are damaged.
-    pub(super) const UNKNOWN: Self = Self { chunks: Vec::new(), is_whole: false };
+    pub(super) const UNKNOWN: Self =
+        Self { chunks: Vec::new(), tree_blocks: Vec::new(), is_whole: false };
 
     /// Whether all chunks are known.
     pub(super) fn is_whole(&self) -> bool {
@@ -387,10 +413,12 @@ fn push_blocks(to: &mut Vec<OwnedRun>, blocks: &[u32], owner: XfsOwner) {
 }
 
 impl GroupCounts {
-    /// Adds the counters of a group.
-    pub(super) fn add(&mut self, other: &Self) {
-        self.inodes += other.inodes;
-        self.free_inodes += other.free_inodes;
-        self.free_blocks += other.free_blocks;
+    /// The sum of two.
+    fn with(self, other: &Self) -> Self {
+        Self {
+            inodes: self.inodes + other.inodes,
+            free_inodes: self.free_inodes + other.free_inodes,
+            free_blocks: self.free_blocks + other.free_blocks,
+        }
     }
 }

@@ -122,7 +122,7 @@ impl CrashedVolume {
 /// complains of it also behind a recovery by the kernel. Returns the lines about such attributes,
 /// which must be the `allowed` ones if the caller has some.
 #[track_caller]
-fn assert_checks_but_for(disk: &XfsDisk, allowed: Option<&[String]>) -> Vec<String> {
+pub(crate) fn assert_checks_but_for(disk: &XfsDisk, allowed: Option<&[String]>) -> Vec<String> {
     let Err(finding) = disk.check() else { return Vec::new() };
     let lines = finding.lines().filter(|line| line.contains("is INCOMPLETE"));
     let lines: Vec<_> = lines.map(str::to_owned).collect();

@@ -14,6 +14,8 @@
 //! | `log_ends` | where a log may end, and what that leaves to do |
 //! | `made` | logs that were made or changed by hand |
 //! | `hostile` | logs that say anything |
+//! | `served` | devices of ours as files, for the kernel |
+//! | `recorded` | every state that a power cut can leave of what the kernel wrote |
 //!
 //! `OFFSHOOT_ROUNDS` makes a campaign of what takes samples.
 
@@ -29,3 +31,5 @@ mod kinds;
 mod log_ends;
 mod log_on_disk;
 mod made;
+mod recorded;
+mod served;

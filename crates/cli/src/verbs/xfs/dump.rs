@@ -1,10 +1,11 @@
-//! `offshoot dump` for XFS: superblocks, headers of groups, inodes and the log, decoded.
+//! `offshoot dump` for XFS: superblocks, headers of groups, trees, inodes and the log, decoded.
 //!
 //! Each structure is read by itself, and shown with whether it verifies. Of a volume that does not
 //! open only the superblock of the first group is found.
 
 mod fields;
 mod log;
+mod tree;
 
 use std::io::Write;
 use std::sync::Arc;
@@ -19,16 +20,27 @@ use offshoot_xfs_format::{AgBlock, AgNumber, Ino, Malformed, XfsGeometry};
 use serde::Serialize;
 
 use crate::exit::{ExitStatus, Result, VerbFailure};
-use crate::output::{Console, Escaped, JsonArray};
+use crate::output::{Console, Escaped, JsonArray, write_line};
 use crate::verbs::fields::Fields;
 
 pub(in crate::verbs) use log::run as log;
+pub(in crate::verbs) use tree::run as tree;
 
 /// Where and how structures are shown.
 pub(in crate::verbs) struct DumpOutput<'a> {
     pub(in crate::verbs) out: &'a mut dyn Write,
     pub(in crate::verbs) console: &'a Console,
     pub(in crate::verbs) is_json: bool,
+}
+
+impl DumpOutput<'_> {
+    /// Writes a line: in JSON, an object with one field.
+    fn line(&mut self, what: &'static str, fields: Fields) -> Result {
+        if self.is_json {
+            return Ok(write_line(self.out, &Fields::default().with(what, fields))?);
+        }
+        writeln!(self.out, "{what:<12} {fields}").map_err(VerbFailure::Output)
+    }
 }
 
 /// A structure, or the bytes where it belongs.

@@ -14,11 +14,16 @@ use offshoot_xfs_format::log::{
 
 use super::{DumpOutput, open};
 use crate::exit::{Result, VerbFailure};
-use crate::output::write_line;
 use crate::verbs::fields::Fields;
 
 /// Why the log is not read on.
 struct LogDumpFailure(VerbFailure);
+
+impl From<VerbFailure> for LogDumpFailure {
+    fn from(failure: VerbFailure) -> Self {
+        Self(failure)
+    }
+}
 
 impl From<Malformed> for LogDumpFailure {
     fn from(Malformed { structure, problem }: Malformed) -> Self {
@@ -52,12 +57,12 @@ pub(in crate::verbs) fn run(device: &Arc<dyn BlockDevice>, mut to: DumpOutput<'_
         // Each record has a block at least, so the walk ends.
         while at != ends.head {
             let (record, checksum) = ends::read_record(ring, at, &mut read, &mut blocks)??;
-            write(&mut to, "record", record_fields(&record, checksum))?;
+            to.line("record", record_fields(&record, checksum))?;
             for op in op::ops(record.unpack(&mut blocks)?, record.ops) {
                 if let Some(checkpoint) = checkpoints.add(at, &op?)? {
-                    write(&mut to, "transaction", transaction_fields(&checkpoint))?;
+                    to.line("transaction", transaction_fields(&checkpoint))?;
                     for item in checkpoint.items() {
-                        write(&mut to, "item", item_fields(item))?;
+                        to.line("item", item_fields(item))?;
                     }
                 }
             }
@@ -69,20 +74,6 @@ pub(in crate::verbs) fn run(device: &Arc<dyn BlockDevice>, mut to: DumpOutput<'_
         VerbFailure::Volume(error) => VerbFailure::Inside(device.name().into(), error),
         other => other,
     })
-}
-
-/// Writes a line: in JSON, an object with one field.
-fn write(
-    to: &mut DumpOutput<'_>,
-    what: &'static str,
-    fields: Fields,
-) -> Result<(), LogDumpFailure> {
-    let written = if to.is_json {
-        write_line(to.out, &Fields::default().with(what, fields)).map_err(VerbFailure::from)
-    } else {
-        writeln!(to.out, "{what:<12} {fields}").map_err(VerbFailure::Output)
-    };
-    written.map_err(LogDumpFailure)
 }
 
 fn record_fields(record: &XfsLogRecord, checksum: XfsLogChecksum) -> Fields {
