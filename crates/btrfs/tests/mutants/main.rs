@@ -57,12 +57,12 @@ use churn::Churn;
 use image::Patched;
 use judge::{CheckJudge, CheckMode, NO_END};
 use mutation::{from_env, seed_of};
-use patch::Patch;
 use offshoot_btrfs::{BtrfsVolume, EngineOptions, SubvolumeId};
 use offshoot_device::{BlockDevice, MemoryDevice};
 use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::random::Random;
 use offshoot_vfs::{Error, Result};
+use patch::Patch;
 use view::{PathView, view};
 use volumes::{LAYOUTS, SoundVolume};
 
