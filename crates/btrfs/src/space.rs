@@ -63,7 +63,7 @@ use offshoot_vfs::{Errno, Error, Result, Structure};
 use parking_lot::{Mutex, RwLock};
 
 use allocated::Allocated;
-pub(crate) use block_group::BlockGroup;
+pub(crate) use block_group::{BlockGroup, StoredGroup};
 use chunk_plan::MemberSpace;
 pub(crate) use chunk_plan::RESERVED_BYTES;
 use discard::Freed;
@@ -236,7 +236,7 @@ impl Space {
     /// # Errors
     /// When a block group has an unknown profile.
     pub(crate) fn new(
-        groups: Vec<BlockGroup>,
+        groups: Vec<StoredGroup>,
         storage: &Storage,
         discards: bool,
         stop: Arc<WriteStop>,
@@ -534,7 +534,7 @@ impl Space {
     }
 
     /// Adds the block group of a chunk that was allocated.
-    pub(crate) fn add_group(&self, volume: &dyn Roots, group: BlockGroup) -> Result<()> {
+    pub(crate) fn add_group(&self, volume: &dyn Roots, group: StoredGroup) -> Result<()> {
         let group = self.groups.write().add(group);
         self.load(volume, &group)
     }

@@ -107,8 +107,12 @@ impl Storage {
 
     /// All chunks, by their logical address.
     pub(crate) fn chunks(&self) -> impl ExactSizeIterator<Item = Chunk> {
-        let all: Vec<_> = self.chunk_map().mapped().map(|mapped| mapped.chunk.clone()).collect();
-        all.into_iter()
+        self.mapped_chunks().into_iter().map(|mapped| mapped.chunk.clone())
+    }
+
+    /// All chunks with their members, by address.
+    pub(crate) fn mapped_chunks(&self) -> Vec<Arc<MappedChunk>> {
+        self.chunk_map().mapped().cloned().collect()
     }
 
     /// The address behind the last chunk.

@@ -11,7 +11,7 @@ use offshoot_btrfs_format::chunk::{Chunk, Profile};
 use offshoot_vfs::{Result, StatFs};
 
 use super::Engine;
-use crate::space::{BlockGroup, Purpose, RESERVED_BYTES, profile};
+use crate::space::{Purpose, RESERVED_BYTES, StoredGroup, profile};
 use crate::storage::malformed;
 
 impl Engine {
@@ -29,7 +29,7 @@ impl Engine {
             (live.space.bytes_used(), free.saturating_sub(ledger.reserved()), profile)
         } else {
             let groups = self.block_groups().unwrap_or_else(|_| self.full_groups());
-            let (free, profile) = of_data(groups.iter(), members)?;
+            let (free, profile) = of_data(&groups, members)?;
             (item.bytes_used.get(), free, profile)
         };
         let allocated = self.live_part().map(|live| live.space.allocated());
@@ -47,23 +47,21 @@ impl Engine {
     }
 
     /// The block groups of all chunks, as if nothing were free in them.
-    fn full_groups(&self) -> Vec<BlockGroup> {
+    fn full_groups(&self) -> Vec<StoredGroup> {
         let full =
-            |chunk: Chunk| BlockGroup::new(chunk.start, chunk.length, chunk.flags, chunk.length);
+            |Chunk { start, length: len, flags, .. }| StoredGroup { start, len, flags, used: len };
         self.chunks().map(full).collect()
     }
 }
 
 /// The free bytes of the block groups that data goes to, and their profile, which is also that of
 /// new chunks.
-fn of_data<'g>(
-    groups: impl Iterator<Item = &'g BlockGroup> + Clone,
-    members: usize,
-) -> Result<(u64, Profile)> {
-    let kinds = groups.clone().map(|group| group.flags);
+fn of_data(groups: &[StoredGroup], members: usize) -> Result<(u64, Profile)> {
+    let kinds = groups.iter().map(|group| group.flags);
     let flags = profile::flags_of_new_chunk(Purpose::Data, kinds, members)?;
-    let groups = groups.filter(|group| group.serves(flags.0));
-    let free = groups.fold(0u64, |free, group| free.saturating_add(group.free_bytes()));
+    let groups = groups.iter().filter(|group| group.flags.0 & flags.0 == flags.0);
+    let free = groups.map(|group| group.len.saturating_sub(group.used));
+    let free = free.fold(0u64, u64::saturating_add);
     Ok((free, flags.profile().map_err(malformed)?))
 }
 
@@ -151,7 +149,7 @@ mod tests {
         let device = in_memory(16384);
         let volume = BtrfsVolume::open(devices(&device), &EngineOptions::default()).unwrap();
         let sound = volume.statfs().unwrap();
-        let free = of_data(volume.block_groups().unwrap().iter(), 1).unwrap().0;
+        let free = of_data(&volume.block_groups().unwrap(), 1).unwrap().0;
         assert!(free > 0);
         let tree = volume.tree(TreeId::BLOCK_GROUP).unwrap();
         edit_root(&device, &volume, tree, |bytes| bytes.fill(0xaa));

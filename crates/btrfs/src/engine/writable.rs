@@ -13,7 +13,7 @@ mod tests;
 use std::sync::Arc;
 
 use offshoot_btrfs_format::check::ExpectedBlock;
-use offshoot_btrfs_format::chunk::{BlockGroupFlags, Profile};
+use offshoot_btrfs_format::chunk::{BlockGroupFlags, Chunk, Profile};
 use offshoot_btrfs_format::key::objectid;
 use offshoot_btrfs_format::space::{BlockGroupItem, DevReplaceItem};
 use offshoot_btrfs_format::superblock::{CompatRo, Incompat, SUPER_FLAG_SEEDING};
@@ -27,7 +27,7 @@ use crate::delayed::{Delayed, DelayedConfig};
 use crate::inode::write_back::most_inline;
 use crate::options::EngineOptions;
 use crate::report::{self, VolumeReport};
-use crate::space::{BlockGroup, Space};
+use crate::space::{Space, StoredGroup};
 use crate::storage::{Member, malformed};
 use crate::transaction::{LiveVolume, Quotas, chunk_tree_root};
 use crate::tree::{Blocks, Cursor, TreeRoot, with_item};
@@ -68,9 +68,11 @@ impl Engine {
             quotas = Quotas::of(&volume)?;
         }
         volume.require_whole_members(change)?;
-        if change == WriteDestination::Stored {
-            volume.require_sound_chunks(volume.block_group_root()?)?;
-        }
+        let groups = if change == WriteDestination::Stored {
+            volume.require_sound_chunks(volume.block_group_root()?)?
+        } else {
+            volume.block_groups()?
+        };
         let chunk_root = chunk_tree_root(&volume).expected();
         let chunk_tree_uuid = volume.block(&chunk_root)?.header().chunk_tree_uuid;
         let reporter = options.reporter.clone();
@@ -79,12 +81,7 @@ impl Engine {
             report::tell(reporter.as_ref(), &report);
         })));
         volume.rooms.buffers = Buffers::new(&stop);
-        let space = Space::new(
-            volume.block_groups()?,
-            &volume.storage,
-            options.is_discarding,
-            stop.clone(),
-        )?;
+        let space = Space::new(groups, &volume.storage, options.is_discarding, stop.clone())?;
         let space = Arc::new(space);
         volume.rooms.base.storage.set_written(chunk_tree_uuid);
         let (superblock, node_size) =
@@ -244,20 +241,20 @@ impl Engine {
     }
 
     /// The block groups of all chunks.
-    pub(crate) fn block_groups(&self) -> Result<Vec<BlockGroup>> {
+    pub(crate) fn block_groups(&self) -> Result<Vec<StoredGroup>> {
         let root = self.block_group_root()?;
         self.chunks()
-            .map(|chunk| {
-                let key = Key::new(chunk.start.0, ItemType::BLOCK_GROUP_ITEM, chunk.length);
+            .map(|Chunk { start, length: len, .. }| {
+                let key = Key::new(start.0, ItemType::BLOCK_GROUP_ITEM, len);
                 let item = with_item(&self.rooms, root, key, |data| {
                     BlockGroupItem::view(data).copied().map_err(malformed)
                 })?
                 .ok_or_else(|| {
                     let problem = "the chunk has no block group";
-                    Error::corrupt_at(Structure::BlockGroupItem, chunk.start.0, problem)
+                    Error::corrupt_at(Structure::BlockGroupItem, start.0, problem)
                 })?;
                 let flags = BlockGroupFlags(item.flags.get());
-                Ok(BlockGroup::new(chunk.start, chunk.length, flags, item.used.get()))
+                Ok(StoredGroup { start, len, flags, used: item.used.get() })
             })
             .collect()
     }

@@ -15,6 +15,16 @@ use super::load::load_free_space;
 use crate::counter::below_zero;
 use crate::report::VolumeReport;
 
+/// A block group as its item has it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StoredGroup {
+    pub(crate) start: Logical,
+    pub(crate) len: u64,
+    pub(crate) flags: BlockGroupFlags,
+    /// The bytes of its extents.
+    pub(crate) used: u64,
+}
+
 /// A block group: a range of the logical space for data or metadata.
 #[derive(Debug)]
 pub(crate) struct BlockGroup {
@@ -35,8 +45,9 @@ struct GroupState {
     /// The bytes that are taken and not used yet, or pinned. They are not free, and `used` does not
     /// count them.
     between: u64,
-    /// The free ranges, once they are loaded.
-    free: Option<FreeSpace>,
+    /// The free ranges, once they are loaded. Of 100,000 groups few ever are, so those take a
+    /// pointer.
+    free: Option<Box<FreeSpace>>,
     /// The free range that is being discarded; empty for none. No thread may take it meanwhile.
     out: Range<u64>,
     /// It is being removed.
@@ -46,7 +57,9 @@ struct GroupState {
 }
 
 impl BlockGroup {
-    pub(crate) fn new(start: Logical, len: u64, flags: BlockGroupFlags, used: u64) -> Self {
+    /// A group of the kind `kind`, which does not list it yet.
+    pub(super) fn new(stored: StoredGroup, kind: Arc<GroupKind>) -> Self {
+        let StoredGroup { start, len, flags, used } = stored;
         let state = GroupState {
             used,
             stored_used: used,
@@ -56,12 +69,7 @@ impl BlockGroup {
             is_retired: false,
             is_listed: false,
         };
-        Self { start, len, flags, kind: Arc::new(GroupKind::new(flags)), state: Mutex::new(state) }
-    }
-
-    /// Sets the kind of a group that is not listed.
-    pub(super) fn set_kind(&mut self, kind: Arc<GroupKind>) {
-        self.kind = kind;
+        Self { start, len, flags, kind, state: Mutex::new(state) }
     }
 
     /// Adds the group to its kind, or takes it away.
@@ -84,7 +92,7 @@ impl BlockGroup {
         }
         let free = self.free_in(state);
         let is_loaded = state.free.is_some();
-        let best_rank = state.free.as_ref().map_or(0, FreeSpace::best_rank);
+        let best_rank = state.free.as_ref().map_or(0, |free| free.best_rank());
         GroupFacts {
             sums: GroupSums {
                 groups: 1,
@@ -143,7 +151,7 @@ impl BlockGroup {
                 return None;
             }
             let before = state.known_usable();
-            let taken = take(state.free.as_mut()?)?;
+            let taken = take(state.free.as_deref_mut()?)?;
             state.between += taken.end - taken.start;
             Some((taken, before - state.known_usable()))
         })
@@ -184,7 +192,7 @@ impl BlockGroup {
     pub(super) fn awaits(&self, len: u64, fit: Fit) -> bool {
         let state = self.state.lock();
         let with = |free: &FreeSpace| free.fits_with(&state.out, len, fit);
-        !state.out.is_empty() && state.free.as_ref().is_some_and(with)
+        !state.out.is_empty() && state.free.as_deref().is_some_and(with)
     }
 
     /// Whether the free ranges are loaded.
@@ -211,7 +219,7 @@ impl BlockGroup {
                 return Ok(None);
             }
             let (free, wrong) = loaded?;
-            state.free = Some(free);
+            state.free = Some(Box::new(free));
             count(state.known_usable());
             Ok::<_, Error>(Some(wrong))
         })?;
@@ -321,11 +329,12 @@ impl BlockGroup {
         self.state.lock().used
     }
 
-    /// The bytes that are neither used nor taken nor pinned.
-    pub(crate) fn free_bytes(&self) -> u64 {
+    #[cfg(test)]
+    pub(super) fn free_bytes(&self) -> u64 {
         self.free_in(&self.state.lock())
     }
 
+    /// The bytes that are neither used nor taken nor pinned.
     fn free_in(&self, state: &GroupState) -> u64 {
         match &state.free {
             Some(_) => state.known_free(),
@@ -349,7 +358,7 @@ impl GroupState {
 
     fn known_free(&self) -> u64 {
         let out = self.out.end - self.out.start;
-        self.free.as_ref().map_or(0, FreeSpace::total) + out
+        self.free.as_ref().map_or(0, |free| free.total()) + out
     }
 
     /// The free bytes that can be taken.

@@ -15,7 +15,7 @@ use offshoot_btrfs_format::Logical;
 use offshoot_btrfs_format::chunk::BlockGroupFlags;
 use parking_lot::Mutex;
 
-use super::block_group::BlockGroup;
+use super::block_group::{BlockGroup, StoredGroup};
 use super::free_space::ranked_from;
 use super::looked::look;
 
@@ -163,14 +163,14 @@ pub(super) struct BlockGroups {
 }
 
 impl BlockGroups {
-    pub(super) fn add(&mut self, mut group: BlockGroup) -> Arc<BlockGroup> {
-        let kind = self.kinds.iter().find(|kind| kind.flags == group.flags).cloned();
-        group.set_kind(kind.unwrap_or_else(|| {
-            let new = Arc::new(GroupKind::new(group.flags));
+    pub(super) fn add(&mut self, stored: StoredGroup) -> Arc<BlockGroup> {
+        let kind = self.kinds.iter().find(|kind| kind.flags == stored.flags).cloned();
+        let kind = kind.unwrap_or_else(|| {
+            let new = Arc::new(GroupKind::new(stored.flags));
             self.kinds.push(new.clone());
             new
-        }));
-        let group = Arc::new(group);
+        });
+        let group = Arc::new(BlockGroup::new(stored, kind));
         group.set_listed(true);
         self.by_start.insert(group.start.0, group.clone());
         group

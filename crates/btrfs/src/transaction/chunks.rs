@@ -35,7 +35,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::Base;
 use super::{Obstacle, TransactionHandle};
 use crate::space::chunk_plan::{self, ChunkPlan, MemberSpace};
-use crate::space::{BlockGroup, Purpose};
+use crate::space::{BlockGroup, Purpose, StoredGroup};
 use crate::storage::malformed;
 use crate::tree::Cursor;
 
@@ -313,7 +313,7 @@ impl TransactionHandle<'_> {
             // the ledger shows too little.
             self.space().ledger(Purpose::Metadata).note_next_chunk(0);
         }
-        self.space().add_group(volume, BlockGroup::new(start, len, flags, 0))?;
+        self.space().add_group(volume, StoredGroup { start, len, flags, used: 0 })?;
         self.note_next_chunk()
     }
 
