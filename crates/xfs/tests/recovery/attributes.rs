@@ -18,7 +18,7 @@ use offshoot_xfs_format::log::items::{XfsAttributeIntent, XfsAttributeOp, XfsIte
 use offshoot_xfs_format::log::{XfsLogItem, XfsLogVector};
 use rustix::fs::{CWD, RenameFlags, XattrFlags};
 
-use crate::crashed::{CrashedVolume, make_until, rounds};
+use crate::crashed::{CrashedVolume, make_until, rounds, settle};
 use crate::finished::judge_cuts;
 use crate::log_ends::LogEnd;
 use crate::log_on_disk::LogOnDisk;
@@ -79,6 +79,7 @@ fn with_cut_parents(judges: &XfsJudges, random: &mut Random) -> (CrashedVolume, 
         let kind = XfsVolumeKind::named(names[usize::try_from(random.below(2)).unwrap()]);
         let crashed = CrashedVolume::make(judges, kind, XfsShutdown::LogWritten, |root, _| {
             change_names(root, turns, random);
+            settle(root);
         });
         let mut ends = LogOnDisk::of(&crashed.disk).possible_ends();
         let all = ends.len();
