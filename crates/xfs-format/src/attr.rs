@@ -59,7 +59,7 @@ pub enum XattrContent<'a> {
     Local(&'a [u8]),
     /// In blocks of the attribute fork.
     Remote {
-        /// The first block; 0 while the attribute is incomplete.
+        /// The first block; 0 while an incomplete attribute has none.
         block: FileBlock,
         /// The bytes of the value.
         len: usize,

@@ -150,6 +150,9 @@ impl<'a> DeferredChain<'a> {
     /// chain would keep the tail from moving.
     fn log_again(&mut self, transaction: &mut XfsTransaction<'_>) {
         let log = transaction.engine().log();
+        if !log.is_near_tail(log.tail()) {
+            return;
+        }
         let is_old = |waiting: &&mut LoggedWork| {
             let lsn = waiting.intent.state().active_lsn();
             lsn.is_some_and(|lsn| log.is_near_tail(lsn))
@@ -225,6 +228,7 @@ pub(crate) fn change_xattr(
     ids: &IntentIds,
     mut change: XattrChange,
 ) -> Result<()> {
+    debug_assert!(!change.needs_intent(), "a crash between two steps would lose the old one");
     let of = (change.ino(), ForkName::Attributes);
     loop {
         let step = change.step(&mut transaction)?;

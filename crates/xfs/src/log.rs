@@ -286,6 +286,11 @@ impl XfsLog {
         self.shared.bytes_between(lsn, head) >= self.shared.sizes.ring / 2
     }
 
+    /// The oldest record that recovery would need.
+    pub(crate) fn tail(&self) -> Lsn {
+        self.shared.active.tail()
+    }
+
     /// Lets a background thread push the current context.
     pub(crate) fn push_in_background(&self) {
         self.shared.push_work.want();

@@ -32,6 +32,7 @@ use offshoot_vfs::{Error, Result, Structure};
 use offshoot_xfs_format::attr::leaf;
 use offshoot_xfs_format::attr::short::ShortXattrs;
 use offshoot_xfs_format::attr::{MAX_VALUE, XattrContent, XattrFlags, XfsXattr};
+use offshoot_xfs_format::geometry::XfsLayout;
 use offshoot_xfs_format::log::items::{XfsAttributeIntent, XfsAttributeOp};
 use offshoot_xfs_format::{FileBlock, Ino, XfsGeometry};
 
@@ -127,6 +128,8 @@ pub(crate) struct XattrChange {
     new: Option<OwnedXattr>,
     /// The blocks of the new value, once its incomplete entry is there.
     blocks: Option<ValueBlocks>,
+    /// Whether the new value is written and its entry complete: the old one is given up.
+    is_written: bool,
 }
 
 impl XattrChange {
@@ -159,7 +162,7 @@ impl XattrChange {
         op: XfsAttributeOp,
         (old, new): (Option<OwnedXattr>, Option<OwnedXattr>),
     ) -> Self {
-        Self { ino, op, generation: 0, old, new, blocks: None }
+        Self { ino, op, generation: 0, old, new, blocks: None, is_written: false }
     }
 
     /// The change that an intent in the log says.
@@ -204,6 +207,16 @@ impl XattrChange {
         }
     }
 
+    fn is_of_parents(&self) -> bool {
+        use XfsAttributeOp as Op;
+        matches!(self.op, Op::SetParent | Op::RemoveParent | Op::ReplaceParent)
+    }
+
+    /// Whether a crash between two steps would lose an attribute, unless the log has an intent.
+    pub(crate) fn needs_intent(&self) -> bool {
+        self.old.is_some() && self.new.is_some()
+    }
+
     /// The file.
     pub(crate) fn ino(&self) -> Ino {
         self.ino
@@ -225,8 +238,11 @@ impl XattrChange {
     pub(crate) fn step(&mut self, t: &mut XfsTransaction<'_>) -> Result<ForkStep> {
         [&self.old, &self.new].into_iter().flatten().try_for_each(OwnedXattr::check)?;
         let mut fork = ChangedXattrs::new(t, self.ino);
+        if self.is_of_parents() && !fork.geometry().layout.contains(XfsLayout::PARENTS) {
+            return Err(fork.damaged("a parent pointer in a volume without them"));
+        }
         let inode = fork.inode()?;
-        let is_other = self.generation != 0 && inode.core().generation.get() != self.generation;
+        let is_other = self.is_of_parents() && inode.core().generation.get() != self.generation;
         if inode.core().is_free() || is_other {
             return Err(inode.damaged("an attribute of a file that is gone is changed"));
         }
@@ -261,7 +277,8 @@ impl XattrChange {
         let is_ours =
             |found: &&FoundXattr| self.blocks.is_some_and(|blocks| blocks.are_of(fork, new, found));
         let ours = incomplete.iter().find(is_ours);
-        let is_there = self.blocks.is_none() && has_value(fork, complete.as_ref(), new)?;
+        let is_there =
+            self.is_written || self.blocks.is_none() && has_value(fork, complete.as_ref(), new)?;
         let is_old = |found: &&FoundXattr| ours.is_none_or(|ours| !std::ptr::eq(ours, *found));
         if let Some(old) = incomplete.iter().find(is_old) {
             let is_gone = drop_incomplete(fork, old)?;
@@ -293,7 +310,7 @@ impl XattrChange {
         }
         fork.write_value(blocks.first, &new.value)?;
         fork.mark_complete(ours)?;
-        self.blocks = None;
+        (self.blocks, self.is_written) = (None, true);
         let Some(old) = complete else { return Ok(true) };
         give_up(fork, &old)
     }
@@ -341,7 +358,12 @@ fn has_value(
         None => Ok(false),
         Some(FoundValue::Local(value)) => Ok(*value == wanted.value),
         Some(&FoundValue::Remote(_, len)) if len != wanted.value.len() => Ok(false),
-        Some(&FoundValue::Remote(block, len)) => Ok(fork.read_value(block, len)? == wanted.value),
+        Some(&FoundValue::Remote(block, len)) => match fork.read_value(block, len) {
+            Ok(value) => Ok(value == wanted.value),
+            // A damaged value is replaced.
+            Err(Error::Corrupt(_)) => Ok(false),
+            Err(error) => Err(error),
+        },
     }
 }
 

@@ -117,7 +117,9 @@ fn of_reverse_map(geometry: &XfsGeometry, agf: &Agf, ag: AgNumber) -> HeldBack {
     if !geometry.layout.contains(XfsLayout::REVERSE_MAP) {
         return HeldBack::default();
     }
-    let reserved = most_blocks(geometry, XfsTree::ReverseMap, usable_blocks(geometry, ag));
+    let blocks = usable_blocks(geometry, ag);
+    // The kernel keeps 1 % at least, which is more than the largest tree from blocks of 8 KiB on.
+    let reserved = most_blocks(geometry, XfsTree::ReverseMap, blocks).max(blocks / 100);
     HeldBack { reserved, used: agf.rmap_blocks.get().into() }
 }
 

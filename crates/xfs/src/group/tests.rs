@@ -9,7 +9,15 @@ use crate::buffer::{XfsBuffers, sector_at};
 #[test]
 fn what_groups_keep_is_what_the_kernel_keeps() {
     let Some(judges) = judges::require() else { return };
-    for options in ["", "-b size=1024", "-m rmapbt=0", "-m reflink=0,rmapbt=0", "-i size=2048"] {
+    for options in [
+        "",
+        "-b size=1024",
+        "-b size=16384",
+        "-b size=65536",
+        "-m rmapbt=0",
+        "-m reflink=0,rmapbt=0",
+        "-i size=2048",
+    ] {
         let disk = XfsDisk::create(&judges, 1 << 10);
         disk.mkfs(options);
         let bytes = sector_at(&*disk.device(), 0).unwrap();

@@ -106,8 +106,22 @@ impl LoggedBuffer {
 
     /// Says that the log has the commit.
     pub(super) fn committed(&self) {
-        let mut state = self.state.lock();
-        state.committing = state.committing.saturating_sub(1);
+        self.change_pins(|state| state.committing = state.committing.saturating_sub(1));
+    }
+
+    /// Changes what pins the buffer. It is no longer being freed when it is durable that it was,
+    /// and the commit that freed it has ended: in either order.
+    fn change_pins(&self, change: impl FnOnce(&mut BufferState)) {
+        let is_freed = {
+            let mut state = self.state.lock();
+            change(&mut state);
+            let is_freed = state.is_cancelled && !state.is_pinned();
+            state.is_cancelled &= !is_freed;
+            is_freed
+        };
+        if is_freed {
+            self.shared.drop_clean_buffer(self.run.at);
+        }
     }
 
     /// Whether the log does not say durably yet that the blocks were freed.
@@ -164,17 +178,10 @@ impl LoggedItem for LoggedBuffer {
     }
 
     fn unpin(&self, lsn: Option<Lsn>) {
-        let is_freed = {
-            let mut state = self.state.lock();
+        self.change_pins(|state| {
             state.pins = state.pins.saturating_sub(1);
             state.lsn = lsn.unwrap_or(state.lsn);
-            let is_freed = state.is_cancelled && !state.is_pinned();
-            state.is_cancelled &= !is_freed;
-            is_freed
-        };
-        if is_freed {
-            self.shared.drop_clean_buffer(self.run.at);
-        }
+        });
     }
 
     fn write_home(self: Arc<Self>, home: &mut HomeWrites) -> Result<HomeOutcome> {

@@ -103,19 +103,20 @@ impl CrashedVolume {
         recovered
     }
 
-    /// Compares the volume, recovered so, with what the kernel made of a copy. Trees of extents that
-    /// intents have changed may have another number of blocks, which a file counts as its own. The
-    /// kernel gives a file whose attribute an intent changes the time of the recovery.
+    /// As [`compare_with_kernel`]. The kernel gives a file whose attribute an intent changes the
+    /// time of the recovery.
     pub(crate) fn compare_with_kernel(&self, recovered: &XfsRecovery) -> Compare {
-        let mut compare = Compare::default().without(Aspect::StoredAcls);
-        if recovered.finished_intents > 0 {
-            compare = compare.without(Aspect::Allocation);
-        }
-        if LogOnDisk::of(&self.disk).intents_left(XfsItemType::Attri) > 0 {
-            compare = compare.without(Aspect::TimesOfNames);
-        }
-        compare
+        let compare = compare_with_kernel(recovered);
+        let attributes = LogOnDisk::of(&self.disk).intents_left(XfsItemType::Attri);
+        if attributes > 0 { compare.without(Aspect::TimesOfNames) } else { compare }
     }
+}
+
+/// Compares a volume that was recovered so with what the kernel made of a copy. Trees of extents
+/// that intents have changed may have another number of blocks, which a file counts as its own.
+pub(crate) fn compare_with_kernel(recovered: &XfsRecovery) -> Compare {
+    let compare = Compare::default().without(Aspect::StoredAcls);
+    if recovered.finished_intents > 0 { compare.without(Aspect::Allocation) } else { compare }
 }
 
 /// Checks a volume. A crash may leave an attribute whose value was not written yet: `xfs_repair`
