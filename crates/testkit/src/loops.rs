@@ -224,6 +224,8 @@ impl LoopMount {
 impl Drop for LoopMount {
     fn drop(&mut self) {
         if let Err(error) = unmount_when_free(self.dir.path()) {
+            // Or the contents would be removed with the directory.
+            let _ = rustix::mount::unmount(self.dir.path(), UnmountFlags::DETACH);
             loudly(&format!("unmount {}: {error}", self.dir.path().display()));
         }
         // The loop devices are still ours, so the lines are not about another user of them.

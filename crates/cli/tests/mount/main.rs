@@ -137,14 +137,19 @@ fn again_while_busy(unmount: impl Fn() -> Output) -> Output {
 /// The same with the system call alone.
 #[track_caller]
 fn unmount_here(dir: &Path) {
-    unmount_when_free(dir).expect("the end of a mount");
+    if let Err(error) = unmount_when_free(dir) {
+        // Or the contents would be removed with the directory.
+        let _ = rustix::mount::unmount(dir, UnmountFlags::DETACH);
+        panic!("the end of a mount: {error}");
+    }
 }
 
 /// A program of the shell that a process with a new mount namespace runs first: without it, the
 /// copies that the namespace has of the mounts of other tests would keep those alive. `$KEEP` is
 /// the place of the mount that it keeps.
 const LEAVE_OTHER_MOUNTS: &str = r#"
-    awk -v keep="${KEEP-}" '$3 ~ /^fuse/ && $2 != keep { print $2 }' /proc/self/mounts |
+    awk -v keep="${KEEP-}" '$2 != "/" && $2 != keep && ($3 ~ /^(fuse|overlay)/ ||
+        $1 ~ "^/dev/loop") { print $2 }' /proc/self/mounts |
         xargs -r umount --lazy --no-canonicalize --internal-only ||
         true
 "#;

@@ -155,22 +155,31 @@ impl<'a> XattrLeaf<'a> {
     }
 
     /// Proves what the header says about space: how many bytes names and values take, and that none
-    /// of them lies in a free piece. A free piece over the array is no problem, as kernels have
+    /// of them lies in a free piece or over another. A free piece over the array is no problem, as kernels have
     /// written such.
     pub fn check_space(&self, geometry: &XfsGeometry) -> Result<(), Malformed> {
         let fields: &XattrLeafFields = view_at(KIND, self.block, KIND.fields_at(geometry))?;
-        let mut used = 0;
+        let (mut used, mut ranges) = (0, Vec::with_capacity(self.hashes.len()));
         for entry in self.hashes {
             let (at, len) = (usize::from(entry.nameidx.get()), stored(self.block, *entry)?.1);
             used += len;
+            ranges.push((at, at + len));
             for free in fields.freemap {
                 let (base, size) = (usize::from(free.base.get()), usize::from(free.size.get()));
-                if at < base + size && base < at + len {
+                if size > 0 && at < base + size && base < at + len {
                     return Err(
                         KIND.bad(format!("the name at {at} is in the free piece at {base}"))
                     );
                 }
             }
+        }
+        ranges.sort_unstable();
+        let overlap = ranges.windows(2).find_map(|pair| match pair {
+            [(_, end), (at, _)] if end > at => Some(at),
+            _ => None,
+        });
+        if let Some(at) = overlap {
+            return Err(KIND.bad(format!("the name at {at} overlaps the one before it")));
         }
         if used != usize::from(fields.usedbytes.get()) {
             let counted = fields.usedbytes;

@@ -212,11 +212,6 @@ impl XattrChange {
         matches!(self.op, Op::SetParent | Op::RemoveParent | Op::ReplaceParent)
     }
 
-    /// Whether a crash between two steps would lose an attribute, unless the log has an intent.
-    pub(crate) fn needs_intent(&self) -> bool {
-        self.old.is_some() && self.new.is_some()
-    }
-
     /// The file.
     pub(crate) fn ino(&self) -> Ino {
         self.ino

@@ -18,6 +18,10 @@ use crate::buffer::DirectoryView;
 use crate::da::HashTree;
 use crate::inode::LoadedInode;
 
+/// The most entries with one hash that are compared. The tree of a hostile directory may lead to
+/// one leaf from many places.
+const MOST_COMPARED: usize = 1 << 20;
+
 /// Names that were seen, as hashes. Their key is random, so no volume can be made to have two names
 /// with one hash.
 #[derive(Default)]
@@ -39,7 +43,9 @@ impl SameHash {
         let is_new = self.hash != hash;
         let complete = is_new.then(|| std::mem::take(&mut self.cookies));
         self.hash = hash;
-        self.cookies.push(cookie);
+        if self.cookies.len() < MOST_COMPARED {
+            self.cookies.push(cookie);
+        }
         complete.filter(|cookies| cookies.len() > 1)
     }
 

@@ -203,8 +203,8 @@ impl Completion<'_> {
     /// Ends all intents, and what follows from them.
     fn end_intents(&self, old: Vec<OldIntent>) -> Result<()> {
         let mut chain = DeferredChain::new(self.ids);
-        // The last step of an exchange may end the sharing of a file, of which pending mappings and
-        // reverse mappings have to know.
+        // The last step of an exchange may end the sharing of a file, of which pending mappings
+        // have to know.
         let is_exchange = |old: &OldIntent| matches!(old.work[..], [DeferredWork::Exchange(_)]);
         let (exchanges, others): (Vec<_>, Vec<_>) = old.into_iter().partition(is_exchange);
         for OldIntent { intent, lsn, work } in others.into_iter().chain(exchanges) {

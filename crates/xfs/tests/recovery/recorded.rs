@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use offshoot_device::{BlockDevice, CrashDevice, CrashLog, CrashPlan, CrashState};
 use offshoot_testkit::compare::{Aspect, Compare};
 use offshoot_testkit::random::{Random, seed_of_run};
+use offshoot_testkit::threads::SetOnDrop;
 use offshoot_testkit::xfs::churn::churn;
 use offshoot_testkit::xfs::disk::{RECOVERY, XfsDisk};
 use offshoot_testkit::xfs::judges::{self, XfsJudges};
@@ -75,6 +76,7 @@ fn record(
     let root = mount.path();
     let is_done = AtomicBool::new(false);
     std::thread::scope(|scope| {
+        let _ends = SetOnDrop(&is_done);
         scope.spawn(|| keep_files(&root.join("kept"), &device, &is_done));
         scope.spawn(|| sync_often(&root.join("synced"), &is_done));
         let chains = scope.spawn(|| cut_chains(&root.join("chains"), work));
@@ -82,7 +84,6 @@ fn record(
         fs::create_dir(&changed).unwrap();
         churn(&changed, REMOVING, work.steps, &mut Random::new(seed));
         chains.join().unwrap();
-        is_done.store(true, Ordering::Relaxed);
     });
     drop(mount);
     drop(shown);

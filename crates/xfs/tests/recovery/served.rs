@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use offshoot_device::BlockDevice;
 use offshoot_fuse::{MountOptions, MountPoint, ServeOptions, Server, Transport, Unmount, unmount};
+use offshoot_testkit::loops::unmount_when_free;
 use offshoot_testkit::scratch_dir;
 use offshoot_vfs::{
     Attr, Dedupe, DirEntry, EntryPlace, Errno, Error, Fallocate, FileFlags, FileId, FilePosition,
@@ -55,7 +56,13 @@ impl ServedDevices {
 
 impl Drop for ServedDevices {
     fn drop(&mut self) {
-        let unmounted = unmount(self.dir.path(), Unmount::Lazily);
+        // A loop device that stays attached keeps the connection, and `wait` would not return.
+        let unmounted = if unmount_when_free(self.dir.path()).is_ok() {
+            Ok(())
+        } else {
+            let _ = unmount(self.dir.path(), Unmount::ByForce);
+            unmount(self.dir.path(), Unmount::Lazily)
+        };
         let ended = self.server.take().map_or(Ok(()), Server::wait);
         let outcome = unmounted.and(ended);
         assert!(std::thread::panicking() || outcome.is_ok(), "{outcome:?}");

@@ -1,8 +1,9 @@
 //! The trees of groups, and those of the extents of files: each block, and each record of a leaf.
 //!
-//! A child has to be one level below its parent, and no tree has more blocks than the volume. So
-//! the walk of a hostile tree ends.
+//! A child has to be one level below its parent, and no block is shown twice. So the walk of a
+//! hostile tree ends.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use offshoot_device::BlockDevice;
@@ -43,8 +44,8 @@ struct TreeDump<'a, 'o> {
     to: DumpOutput<'o>,
     tree: XfsTree,
     owner: Option<Ino>,
-    /// The blocks that may still be shown.
-    left: u64,
+    /// The blocks that were shown.
+    seen: HashSet<u64>,
     is_sound: bool,
 }
 
@@ -59,20 +60,25 @@ pub(in crate::verbs) fn run(
     let geometry = &volume.superblock().geometry;
     let (tree, number) = parse(name)?;
     let owner = number.map(Ino).filter(|_| tree == XfsTree::Extents);
-    let left = geometry.blocks;
-    let mut dump = TreeDump { device: &**device, geometry, to, tree, owner, left, is_sound: true };
+    let (device, seen) = (&**device, HashSet::new());
+    let mut dump = TreeDump { device, geometry, to, tree, owner, seen, is_sound: true };
     if tree == XfsTree::Extents {
         let ino = owner.ok_or_else(|| bad_name(name))?;
         dump.show(dump.children_of(ino)?)?;
     } else {
         let wanted = |ag: &AgNumber| number.is_none_or(|number| u64::from(ag.0) == number);
-        let all = groups(&**device, geometry).map(|(ag, _)| ag).filter(wanted);
-        let roots = all.map(|ag| dump.root(ag)).collect::<Result<Vec<_>>>()?;
-        if roots.is_empty() {
+        let all = groups(device, geometry).map(|(ag, _)| ag).filter(wanted);
+        let all: Vec<_> = all.collect();
+        if all.is_empty() {
             return Err(Error::posix(Errno::NOENT, format!("the group of tree `{name}`")).into());
         }
-        for root in roots {
-            dump.show(vec![root])?;
+        for ag in all {
+            match dump.root(ag)? {
+                Ok(root) => dump.show(vec![root])?,
+                Err(problem) => {
+                    dump.bad("bad group", Fields::default().with("group", ag.0), problem)?;
+                }
+            }
         }
     }
     if dump.is_sound {
@@ -102,13 +108,16 @@ fn parse(name: &str) -> Result<(XfsTree, Option<u64>)> {
 
 impl TreeDump<'_, '_> {
     /// The root of the tree of a group.
-    fn root(&self, ag: AgNumber) -> Result<WantedBlock> {
+    fn root(&self, ag: AgNumber) -> Result<std::result::Result<WantedBlock, Malformed>> {
         let (device, geometry) = (self.device, self.geometry);
         let read = |offset| read(device, offset, geometry.sector_size());
         let (block, levels) = match self.tree {
             XfsTree::Inodes | XfsTree::FreeInodes => {
                 let sector = read(Agi::offset(geometry, ag))?;
-                let agi = Agi::parse(&sector, geometry, ag).map_err(corrupt)?;
+                let agi = match Agi::parse(&sector, geometry, ag) {
+                    Ok(agi) => agi,
+                    Err(problem) => return Ok(Err(problem)),
+                };
                 if self.tree == XfsTree::Inodes {
                     (agi.root, agi.level)
                 } else {
@@ -118,7 +127,10 @@ impl TreeDump<'_, '_> {
             }
             _ => {
                 let sector = read(Agf::offset(geometry, ag))?;
-                let agf = Agf::parse(&sector, geometry, ag).map_err(corrupt)?;
+                let agf = match Agf::parse(&sector, geometry, ag) {
+                    Ok(agf) => agf,
+                    Err(problem) => return Ok(Err(problem)),
+                };
                 let ([by_block, by_size, reverse], [levels, size_levels, reverse_levels]) =
                     (agf.roots, agf.levels);
                 match self.tree {
@@ -136,7 +148,7 @@ impl TreeDump<'_, '_> {
             }
         };
         let at = geometry.fs_block(ag, AgBlock(block.get()));
-        Ok(WantedBlock { at, level: levels.get().saturating_sub(1) })
+        Ok(Ok(WantedBlock { at, level: levels.get().saturating_sub(1) }))
     }
 
     fn require(&self, feature: XfsLayout) -> Result {
@@ -163,17 +175,22 @@ impl TreeDump<'_, '_> {
     /// Shows blocks and all below them, the last one first.
     fn show(&mut self, mut stack: Vec<WantedBlock>) -> Result {
         while let Some(wanted) = stack.pop() {
-            if self.left == 0 {
-                return Err(corrupt(bad("the tree has more blocks than the volume")));
-            }
-            self.left -= 1;
-            if let Err(problem) = self.block(&wanted, &mut stack)? {
-                self.is_sound = false;
-                let fields = Fields::default().with("at", wanted.at.0);
-                self.to.line("bad block", fields.with("problem", problem.problem.into_owned()))?;
+            let shown = if self.seen.insert(wanted.at.0) {
+                self.block(&wanted, &mut stack)?
+            } else {
+                Err(bad("it was shown before"))
+            };
+            if let Err(problem) = shown {
+                self.bad("bad block", Fields::default().with("at", wanted.at.0), problem)?;
             }
         }
         Ok(())
+    }
+
+    /// Shows that something does not verify.
+    fn bad(&mut self, what: &'static str, fields: Fields, problem: Malformed) -> Result {
+        self.is_sound = false;
+        self.to.line(what, fields.with("problem", problem.problem.into_owned()))
     }
 
     /// Shows a block, and puts its children on the stack.
