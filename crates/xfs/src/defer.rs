@@ -221,8 +221,8 @@ impl<'a> DeferredChain<'a> {
 ///
 /// Nothing of this has an intent in the log: a volume whose log has intents of attributes needs a
 /// bit that older kernels refuse. A crash leaves the old value, or the new one, and at times an
-/// incomplete entry besides. Only where a parent pointer replaces another may a crash leave neither:
-/// changes of names give that an intent.
+/// incomplete entry besides. Only where a parent pointer replaces another may a crash leave
+/// neither: changes of names give that an intent.
 #[cfg_attr(not(test), expect(dead_code, reason = "calls that set attributes are to come"))]
 pub(crate) fn change_xattr(
     mut transaction: XfsTransaction<'_>,

@@ -155,8 +155,8 @@ impl<'a> XattrLeaf<'a> {
     }
 
     /// Proves what the header says about space: how many bytes names and values take, and that none
-    /// of them lies in a free piece or over another. A free piece over the array is no problem, as kernels have
-    /// written such.
+    /// of them lies in a free piece or over another. A free piece over the array is no problem, as
+    /// kernels have written such.
     pub fn check_space(&self, geometry: &XfsGeometry) -> Result<(), Malformed> {
         let fields: &XattrLeafFields = view_at(KIND, self.block, KIND.fields_at(geometry))?;
         let (mut used, mut ranges) = (0, Vec::with_capacity(self.hashes.len()));

@@ -228,8 +228,8 @@ impl XattrChange {
         Ok(fork.matches(wanted)?.complete.is_some())
     }
 
-    /// Makes the next step in a transaction, which locks the inode. The step is done when the change
-    /// is.
+    /// Makes the next step in a transaction, which locks the inode. The step is done when the
+    /// change is.
     pub(crate) fn step(&mut self, t: &mut XfsTransaction<'_>) -> Result<ForkStep> {
         [&self.old, &self.new].into_iter().flatten().try_for_each(OwnedXattr::check)?;
         let mut fork = ChangedXattrs::new(t, self.ino);

@@ -213,8 +213,8 @@ impl ReservationSizes<'_> {
     }
 
     /// On each level of the tree a block, the one that is split off or joined, and a neighbour that
-    /// links to it. A leaf may become three. A change that has an intent says it again in each step.
-    /// The extents that an earlier step freed need no more.
+    /// links to it. A leaf may become three. A change that has an intent says it again in each
+    /// step. The extents that an earlier step freed need no more.
     fn change_attribute(&self) -> u64 {
         let blocks = 3 * HASH_BLOCKS + 2 + 2 * self.levels.attributes;
         let changes = self.inodes(1) + self.blocks(blocks) + self.sectors(9) + self.space_trees(4);

@@ -1,10 +1,11 @@
 //! The body of a test with hostile logs.
 //!
 //! The input is a program that writes a log: each of its steps is an item of a kind, at a place of
-//! the volume that makes sense, with what the volume holds there. Then it changes bytes of the item.
-//! The record is sealed, so that everything behind the checksums of the log is reached. Opening,
-//! recovering and checking the volume must return for every input, without a panic, an endless loop
-//! or much memory. The stable tests pass in random bytes, and the fuzz target any bytes.
+//! the volume that makes sense, with what the volume holds there. Then it changes bytes of the
+//! item. The record is sealed, so that everything behind the checksums of the log is reached.
+//! Opening, recovering and checking the volume must return for every input, without a panic, an
+//! endless loop or much memory. The stable tests pass in random bytes, and the fuzz target any
+//! bytes.
 
 #![expect(clippy::cast_possible_truncation, reason = "any number will do")]
 

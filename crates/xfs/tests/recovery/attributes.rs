@@ -1,6 +1,6 @@
 //! Intents to change attributes that have no end in the log: those of parent pointers, which the
-//! kernel logs when names change, and those of other attributes, which it logs only when it is built
-//! for debugging.
+//! kernel logs when names change, and those of other attributes, which it logs only when it is
+//! built for debugging.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};

@@ -126,8 +126,8 @@ impl<'t, 'e> ChangedXattrs<'t, 'e> {
         first_hole(self.t, self.ino, count)
     }
 
-    /// Takes a new block into the fork, for a leaf or a node, at the first place that is free. It is
-    /// zeros.
+    /// Takes a new block into the fork, for a leaf or a node, at the first place that is free. It
+    /// is zeros.
     pub(super) fn create(&mut self) -> Result<FileBlock> {
         let at = self.hole(1)?;
         self.map(at, 1)?;

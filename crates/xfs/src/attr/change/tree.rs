@@ -296,7 +296,8 @@ impl ChangedXattrs<'_, '_> {
         Ok(())
     }
 
-    /// Takes an attribute out of its leaf, which may be empty then, and has its hash still above it.
+    /// Takes an attribute out of its leaf, which may be empty then, and has its hash still above
+    /// it.
     pub(super) fn take_out(&mut self, found: &FoundXattr) -> Result<()> {
         self.edit((found.path.leaf, LEAF), |geometry, edit| {
             leaf::remove(geometry, edit, found.index)

@@ -61,8 +61,8 @@ pub(crate) fn first_hole(t: &mut XfsTransaction<'_>, ino: Ino, count: u32) -> Re
     Ok(FileBlock(hole))
 }
 
-/// Lets the attribute fork begin at `offset`, in units of 8 bytes behind the core. A list of extents
-/// of the data fork that has no room any more becomes a tree. Locks the AGF for that.
+/// Lets the attribute fork begin at `offset`, in units of 8 bytes behind the core. A list of
+/// extents of the data fork that has no room any more becomes a tree. Locks the AGF for that.
 pub(crate) fn set_fork_offset(t: &mut XfsTransaction<'_>, ino: Ino, offset: u8) -> Result<()> {
     let geometry = t.geometry();
     let inode = t.inode(ino)?;

@@ -1,5 +1,5 @@
-//! Power cuts at any write of a change: a reader finds the old value or the new one, and never a part
-//! of one.
+//! Power cuts at any write of a change: a reader finds the old value or the new one, and never a
+//! part of one.
 
 use std::sync::Arc;
 
