@@ -87,12 +87,12 @@ fn judge(mkfs: &[&str], mount: &str) {
             let new = NewFile { permissions: 0o644, uid: 1, gid: 2, umask: None, at: AT };
             fs.create(EntryPlace { dir: fs.root(), name: b"new" }, &new).expect("a file");
         }
-        for number in 0..90 {
+        for number in 0..50 {
             let which = usize::try_from(random.below(3)).expect("small");
             let file = fs.lookup(fs.root(), names[which].as_bytes()).expect("the file");
             step(&fs, file, &mut models[which], &mut random);
             verify(&fs, file, &models[which]);
-            if number % 30 == 7 {
+            if number % 20 == 7 {
                 fs.sync().expect("a commit");
             }
         }

@@ -62,7 +62,7 @@ use engine::{
 use judge::OutsideJudges;
 
 /// How many workloads of two operations a test run explores.
-const TWOS: usize = 250;
+const TWOS: usize = 120;
 
 /// A test run inflicts faults on one workload of so many of one operation.
 const FAULTY: usize = 50;

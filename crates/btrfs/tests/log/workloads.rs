@@ -266,7 +266,7 @@ pub(crate) fn twos() -> Vec<Workload> {
         return names.split(',').map(named).collect();
     }
     let mut random = Random::new(seed_of_run());
-    let count = std::env::var("OFFSHOOT_SWEEP").map_or(144, |n| n.parse().expect("a number"));
+    let count = std::env::var("OFFSHOOT_SWEEP").map_or(72, |n| n.parse().expect("a number"));
     let all = generator.twos() as u64;
     let numbers: BTreeSet<_> = (0..count).map(|_| random.below(all)).collect();
     let two = |number| generator.two(usize::try_from(number).expect("small"));

@@ -23,7 +23,13 @@ pub(super) fn run(verb: &DumpVerb, out: &mut dyn Write, console: &Arc<Console>) 
             (&arguments.volume, arguments.json)
         }
         DumpVerb::Inode(arguments) => (&arguments.volume, arguments.json),
-        DumpVerb::Tree(arguments) => (&arguments.volume, arguments.json),
+        DumpVerb::Tree(arguments) => {
+            // A name that neither format has is wrong, whatever is on the disk.
+            if !xfs::dump::is_tree(&arguments.tree) {
+                btrfs::dump::tree_id(&arguments.tree)?;
+            }
+            (&arguments.volume, arguments.json)
+        }
         DumpVerb::Chunks(_) => return btrfs::dump::run(verb, out, console),
     };
     let Some(device) = xfs_on(volume, Access::Read, console)? else {

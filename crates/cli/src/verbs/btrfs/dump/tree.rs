@@ -96,7 +96,8 @@ fn type_name(item_type: ItemType) -> String {
     item_type.to_string()
 }
 
-fn tree_id(text: &str) -> Result<TreeId> {
+/// The tree of btrfs with this number or name.
+pub(in crate::verbs) fn tree_id(text: &str) -> Result<TreeId> {
     if let Ok(id) = text.parse() {
         return Ok(TreeId(id));
     }
@@ -104,7 +105,7 @@ fn tree_id(text: &str) -> Result<TreeId> {
     found.map(|(_, id)| *id).ok_or_else(|| {
         let names: Vec<&str> = NAMES.iter().map(|(name, _)| *name).collect();
         VerbFailure::Usage(format!(
-            "no tree is called {}; the names are {}, and a number names any tree",
+            "no tree of btrfs is called {}; the names are {}, and a number names any tree",
             Escaped(text.as_bytes()),
             names.join(", ")
         ))

@@ -97,6 +97,11 @@ fn bad_name(name: &str) -> VerbFailure {
     Error::posix(Errno::INVAL, what).into()
 }
 
+/// Whether a tree of XFS has this name.
+pub(in crate::verbs) fn is_tree(name: &str) -> bool {
+    parse(name).is_ok()
+}
+
 fn parse(name: &str) -> Result<(XfsTree, Option<u64>)> {
     let (word, number) = match name.split_once('@') {
         Some((word, number)) => (word, Some(number.parse().map_err(|_| bad_name(name))?)),
