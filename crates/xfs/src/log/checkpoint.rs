@@ -183,9 +183,14 @@ impl<'l> RunningCheckpoint<'l> {
         while !checkpoint.buffer.write(|ops| ops.start(tid)) {
             checkpoint.next_record()?;
         }
-        let regions = u32::try_from(list.regions).unwrap_or(u32::MAX);
-        checkpoint.region(&XfsTransactionHeader { tid, regions }.encode())?;
-        for entry in list.entries.iter().filter(|entry| entry.kind.is_some()) {
+        let mut entries = list.entries.iter().filter(|entry| entry.kind.is_some()).peekable();
+        // A transaction without items has no header: the kernel takes a header for the beginning of
+        // an item, and refuses one without regions.
+        if entries.peek().is_some() {
+            let regions = u32::try_from(list.regions).unwrap_or(u32::MAX);
+            checkpoint.region(&XfsTransactionHeader { tid, regions }.encode())?;
+        }
+        for entry in entries {
             checkpoint.item(&entry.item)?;
         }
         while !checkpoint.buffer.write(|ops| ops.commit(tid)) {

@@ -6,7 +6,7 @@ use std::thread;
 
 use offshoot_testkit::random::{Random, seed_of_run};
 use offshoot_testkit::xfs::disk::{RECOVERY, XfsDisk};
-use offshoot_testkit::xfs::judges;
+use offshoot_testkit::xfs::judges::{self, XfsJudges};
 use offshoot_xfs_format::FsBlock;
 
 use super::blocks::{TestBlock, TestVolume, assert_whole, change};
@@ -27,21 +27,27 @@ fn blocks_of_file(disk: &XfsDisk, ino: u64) -> Vec<u64> {
     extents.flat_map(|(start, count)| start..start + count).collect()
 }
 
-fn judge(mkfs: &str, record_bytes: u32, rounds: u64) {
-    let seed = seed_of_run();
-    let mut random = Random::new(seed);
-    let Some(judges) = judges::require() else { return };
-    let disk = XfsDisk::create(&judges, 160);
+/// A volume, and the blocks of a file in it.
+fn make(judges: &XfsJudges, mkfs: &str) -> (XfsDisk, Vec<u64>) {
+    let disk = XfsDisk::create(judges, 160);
     disk.mkfs(mkfs);
     let ino = {
         let mount = disk.mount("rw,noatime", &[]);
         let path = mount.path().join("blocks");
-        fs::write(&path, random.bytes(250 * 4096)).unwrap();
+        fs::write(&path, Random::new(1).bytes(250 * 4096)).unwrap();
         mount.sync();
         XfsDisk::ino(&path)
     };
     let places = blocks_of_file(&disk, ino);
     assert_eq!(places.len(), 250);
+    (disk, places)
+}
+
+fn judge(mkfs: &str, record_bytes: u32, rounds: u64) {
+    let seed = seed_of_run();
+    let mut random = Random::new(seed);
+    let Some(judges) = judges::require() else { return };
+    let (disk, places) = make(&judges, mkfs);
     let mut blocks: Vec<Arc<TestBlock>> = Vec::new();
     for round in 0..rounds {
         let volume = TestVolume::on(disk.writable_device());
@@ -111,4 +117,28 @@ fn the_kernel_recovers_logs_on_large_sectors() {
 #[test]
 fn the_kernel_recovers_logs_with_a_stripe() {
     judge("--unsupported -l su=256k", 256 << 10, 3);
+}
+
+/// A checkpoint without items only tells the tail. The kernel refused it when it had the header of a
+/// transaction.
+#[test]
+fn the_kernel_recovers_a_log_that_ends_without_items() {
+    let Some(judges) = judges::require() else { return };
+    let (disk, places) = make(&judges, "--unsupported");
+    let volume = TestVolume::on(disk.writable_device());
+    let place = |&block: &u64| volume.geometry().place_of(FsBlock(block)).unwrap();
+    let blocks: Vec<_> = places.iter().map(|block| TestBlock::new(&volume, place(block))).collect();
+    let log = volume.start(&XfsLogOptions::default());
+    let mut random = Random::new(2);
+    for _ in 0..100 {
+        change(&log, &blocks, &mut random).unwrap();
+    }
+    log.quiesce().unwrap();
+    assert_ne!(log.statistics().empty_checkpoints, 0);
+    let forced = log.durable().0;
+    drop(log);
+    drop(volume);
+    drop(disk.mount("rw,noatime", &[RECOVERY]));
+    disk.assert_checks();
+    assert_whole(&blocks, &*disk.device(), forced);
 }
