@@ -217,7 +217,7 @@ impl<'a> DeferredChain<'a> {
 }
 
 /// Changes an attribute in the transaction and further ones, and commits them. The inode stays
-/// locked, so nobody else sees a step.
+/// locked, so no other transaction sees a step.
 ///
 /// Nothing of this has an intent in the log: a volume whose log has intents of attributes needs a
 /// bit that older kernels refuse. A crash leaves the old value, or the new one, and at times an

@@ -119,8 +119,8 @@ fn the_kernel_recovers_logs_with_a_stripe() {
     judge("--unsupported -l su=256k", 256 << 10, 3);
 }
 
-/// A checkpoint without items only tells the tail. The kernel refused it when it had the header of a
-/// transaction.
+/// A checkpoint without items only tells the tail. The kernel refused it when it had the header of
+/// a transaction.
 #[test]
 fn the_kernel_recovers_a_log_that_ends_without_items() {
     let Some(judges) = judges::require() else { return };

@@ -98,7 +98,7 @@ fn assert_recovered_by_us(volume: &AttributedVolume, cut: &XfsDisk) {
     by_us.assert_checks();
     let found = check_xfs(&by_us.device(), &XfsOptions::default()).unwrap();
     assert!(found.findings.is_empty(), "{:#?}", found.findings);
-    // A reader who writes nothing sees the same.
+    // The recovery in memory, which a reader sees, finds the same.
     let found = check_xfs(&cut.device(), &XfsOptions::default()).unwrap();
     assert!(found.findings.is_empty(), "{:#?}", found.findings);
     volume.assert_kernel_finds(by_us.mount("nouuid", &[]).path());
