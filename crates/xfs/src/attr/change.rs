@@ -293,12 +293,11 @@ impl XattrChange {
             return Ok(is_done && (complete.is_none() || fork.settle_form()?));
         }
         let needed = fork.value_blocks(new.value.len());
-        let Some(ours) = ours else {
+        let Some((ours, blocks)) = ours.zip(self.blocks) else {
             fork.insert(&path, &new.incomplete())?;
             self.blocks = Some(ValueBlocks { first: FileBlock(0), count: 0 });
             return Ok(false);
         };
-        let blocks = self.blocks.unwrap_or(ValueBlocks { first: FileBlock(0), count: 0 });
         if blocks.count < needed {
             self.blocks = Some(blocks.grown(fork, ours, new)?);
             return Ok(false);

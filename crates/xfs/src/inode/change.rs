@@ -20,7 +20,7 @@ use crate::btree::{XfsTreeCursor, XfsTreeRoot, file_key};
 use crate::buffer::{BufferRole, DiskRun, malformed};
 use crate::group::{ExtentWish, ReverseOwner, allocate_anywhere};
 use crate::trans::{ChangedFork, ForkName, XfsTransaction};
-pub(crate) use room::{first_hole, mapped, set_fork_offset};
+pub(crate) use room::{first_hole, mapped, next_mapped, set_fork_offset};
 
 /// What one step of a change of a fork has done.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -168,7 +168,7 @@ fn missing(extent: &XfsExtent) -> Error {
     Error::corrupt(Structure::ExtentRecord, format!("{extent:?} is not there any more"))
 }
 
-fn end(extent: &XfsExtent) -> u64 {
+pub(super) fn end(extent: &XfsExtent) -> u64 {
     extent.offset.0 + u64::from(extent.count)
 }
 

@@ -14,12 +14,11 @@
 use offshoot_vfs::{Error, Result, Structure};
 use offshoot_xfs_format::inode::XfsInodeFlags2;
 use offshoot_xfs_format::log::items::{XfsExchangeFlags, XfsExchangeIntent, XfsMapOp};
-use offshoot_xfs_format::record::{XfsExtent, XfsExtentItem};
+use offshoot_xfs_format::record::XfsExtent;
 use offshoot_xfs_format::{FileBlock, FsBlock, Ino};
 
-use super::change::{map_extent, part, unmap_extents};
-use crate::btree::{XfsTreeCursor, XfsTreeRoot, file_key};
-use crate::trans::{ChangedFork, ForkName, XfsTransaction};
+use super::change::{end, map_extent, next_mapped, part, unmap_extents};
+use crate::trans::{ForkName, XfsTransaction};
 
 /// The mappings that a step passes over at most because they need no exchange.
 const MOST_PASSED_OVER: usize = 1000;
@@ -132,7 +131,7 @@ fn next_pieces(
     Ok(Some(pieces))
 }
 
-/// What a fork has from block `at` on, up to `most` blocks. The transaction has not changed it yet.
+/// What a fork has from block `at` on, up to `most` blocks.
 fn piece_at(
     t: &mut XfsTransaction<'_>,
     ino: Ino,
@@ -140,38 +139,16 @@ fn piece_at(
     at: u64,
     most: u64,
 ) -> Result<ForkPiece> {
-    let buffers = t.engine().buffers();
-    let inode = t.inode(ino)?;
-    let end = at.saturating_add(most);
-    let found = match inode.fork(fork) {
-        Some(ChangedFork::Extents(items)) => {
-            items.iter().map(|item| item.get()).find(|extent| end_of(extent) > at)
-        }
-        Some(ChangedFork::Btree(root)) => {
-            let mut cursor = XfsTreeCursor::new(buffers, XfsTreeRoot::Fork { root, owner: ino });
-            cursor.seek(file_key(FileBlock(at)))?;
-            let mut found = cursor.record::<XfsExtentItem>().map(XfsExtentItem::get);
-            if found.is_some_and(|extent| end_of(&extent) <= at) {
-                cursor.advance()?;
-                found = cursor.record::<XfsExtentItem>().map(XfsExtentItem::get);
-            }
-            found
-        }
-        _ => return Err(inode.damaged("an exchange of a fork without extents")),
-    };
-    let found = found.filter(|extent| extent.offset.0 < end);
-    Ok(match found {
+    let behind = at.saturating_add(most);
+    let found = next_mapped(t, ino, fork, FileBlock(at))?;
+    Ok(match found.filter(|extent| extent.offset.0 < behind) {
         Some(extent) if extent.offset.0 <= at => {
-            let end = end.min(end_of(&extent));
-            ForkPiece { extent: part(&extent, at, end), blocks: end - at }
+            let behind = behind.min(end(&extent));
+            ForkPiece { extent: part(&extent, at, behind), blocks: behind - at }
         }
         Some(extent) => ForkPiece { extent: None, blocks: extent.offset.0 - at },
         None => ForkPiece { extent: None, blocks: most },
     })
-}
-
-fn end_of(extent: &XfsExtent) -> u64 {
-    extent.offset.0 + u64::from(extent.count)
 }
 
 /// Exchanges two pieces of the same length.
@@ -188,7 +165,7 @@ fn exchange_pieces(
     });
     let moves: Vec<_> = moves.collect();
     for (old, from, _, _) in &moves {
-        let range = old.offset.0..end_of(old);
+        let range = old.offset.0..end(old);
         let removed = unmap_extents(t, *from, fork, range, 1)?;
         if removed.extents != [*old] {
             let problem = format!("inode {from}: {:?} in the place of {old:?}", removed.extents);

@@ -2,10 +2,10 @@
 
 use offshoot_vfs::{Errno, Error, Result};
 use offshoot_xfs_format::btree::XfsForkRoot;
-use offshoot_xfs_format::record::{XfsExtent, XfsExtentItem};
-use offshoot_xfs_format::{FileBlock, FsBlock, Ino};
+use offshoot_xfs_format::record::XfsExtent;
+use offshoot_xfs_format::{FileBlock, Ino};
 
-use super::{ForkRecords, ForkTree, end};
+use super::{ForkRecords, ForkTree, edit, end};
 use crate::btree::edit::{XfsEditRoot, XfsTreeEdit};
 use crate::trans::{ChangedFork, ForkName, XfsTransaction};
 
@@ -37,8 +37,21 @@ pub(crate) fn mapped(
     fork: ForkName,
     at: FileBlock,
 ) -> Result<Option<XfsExtent>> {
-    let found = look(t, ino, fork, |records| records.at_most(at))?;
-    Ok(found.filter(|extent| end(extent) > at.0))
+    let found = next_mapped(t, ino, fork, at)?;
+    Ok(found.filter(|extent| extent.offset <= at))
+}
+
+/// The extent that has block `at` of a fork, or else the next one.
+pub(crate) fn next_mapped(
+    t: &mut XfsTransaction<'_>,
+    ino: Ino,
+    fork: ForkName,
+    at: FileBlock,
+) -> Result<Option<XfsExtent>> {
+    look(t, ino, fork, |records| {
+        let found = records.at_most(at)?.filter(|extent| end(extent) > at.0);
+        found.map_or_else(|| records.at_least(at), |extent| Ok(Some(extent)))
+    })
 }
 
 /// The first `count` blocks in a row of the attribute fork that no extent has. Attributes name
@@ -68,14 +81,10 @@ pub(crate) fn set_fork_offset(t: &mut XfsTransaction<'_>, ino: Ino, offset: u8) 
     let inode = t.inode(ino)?;
     inode.set_fork_offset(offset);
     let bytes = inode.room(ForkName::Data, geometry)?;
-    let Some(ChangedFork::Extents(items)) = inode.fork(ForkName::Data).cloned() else {
-        return Ok(());
-    };
-    if items.len() <= bytes / size_of::<XfsExtentItem>() {
-        return Ok(());
+    match inode.fork(ForkName::Data) {
+        Some(ChangedFork::Extents(items)) if size_of_val(items.as_slice()) > bytes => {
+            edit(t, ino, ForkName::Data, |_| Ok(0)).map(drop)
+        }
+        _ => Ok(()),
     }
-    let near = items.first().map_or(FsBlock(0), |item| item.get().start);
-    let mut blocks = ForkTree { t, ino, fork: ForkName::Data, freed: Vec::new() };
-    let room = XfsForkRoot::capacity(bytes);
-    XfsTreeEdit::plant(geometry, (ino, room), near, &items, &mut blocks).map(drop)
 }
