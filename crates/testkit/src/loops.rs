@@ -223,9 +223,7 @@ impl LoopMount {
 
 impl Drop for LoopMount {
     fn drop(&mut self) {
-        if let Err(error) = unmount_when_free(self.dir.path()) {
-            // Or the contents would be removed with the directory.
-            let _ = rustix::mount::unmount(self.dir.path(), UnmountFlags::DETACH);
+        if let Err(error) = unmount_or_detach(self.dir.path()) {
             loudly(&format!("unmount {}: {error}", self.dir.path().display()));
         }
         // The loop devices are still ours, so the lines are not about another user of them.
@@ -234,6 +232,17 @@ impl Drop for LoopMount {
             log.assert_only(&self.devices(), &expected);
         }
     }
+}
+
+/// Unmounts as [`unmount_when_free`] does. What stays busy is detached: nothing below it waits for
+/// it then, and its contents are not removed with the directory.
+///
+/// # Errors
+/// That of the last try.
+pub fn unmount_or_detach(dir: &Path) -> rustix::io::Result<()> {
+    unmount_when_free(dir).inspect_err(|_| {
+        let _ = rustix::mount::unmount(dir, UnmountFlags::DETACH);
+    })
 }
 
 /// Unmounts what is mounted over `dir`, again while it is busy, for some seconds: a process that

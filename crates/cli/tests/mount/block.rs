@@ -12,7 +12,7 @@ use std::fs::{self, File};
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
 use offshoot_device::hold_block_device;
@@ -27,8 +27,8 @@ use tempfile::TempDir;
 
 use super::mapped::{MappedIds, MappedPlace};
 use super::{
-    LEAVE_OTHER_MOUNTS, ServedMount, command, does, is_over_ring, offshoot, require, unmount,
-    unmount_here, volume,
+    LEAVE_OTHER_MOUNTS, NamespaceHolder, ServedMount, command, does, is_over_ring, offshoot,
+    require, unmount, unmount_here, volume,
 };
 
 /// A volume of the program on a loop device.
@@ -339,28 +339,6 @@ fn a_lazy_unmount_ends_with_the_last_file() {
     volume.assert_checks();
 }
 
-/// A mount namespace with a copy of one mount.
-struct CopiedNamespace(Child);
-
-impl CopiedNamespace {
-    fn new(mounted: &Path) -> Self {
-        let script = format!("{LEAVE_OTHER_MOUNTS}\necho; exec sleep 1000");
-        let mut unshare = Command::new("unshare");
-        unshare.args(["--mount", "sh", "-ec", &script]).env("KEEP", mounted);
-        let mut copy = Self(unshare.stdout(Stdio::piped()).spawn().expect("unshare starts"));
-        let output = copy.0.stdout.as_mut().expect("a pipe");
-        output.read_exact(&mut [0]).expect("it has its namespace");
-        copy
-    }
-}
-
-impl Drop for CopiedNamespace {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 /// A copy of the mount in another mount namespace keeps the device until it ends, and then
 /// everything is stored.
 #[test]
@@ -368,7 +346,7 @@ fn a_copied_namespace_keeps_the_device() {
     let Some(judges) = require() else { return };
     let volume = BlockVolume::new(&judges);
     let mounted = volume.mount("rw");
-    let copy = CopiedNamespace::new(mounted.path());
+    let copy = NamespaceHolder::start("--mount", LEAVE_OTHER_MOUNTS, mounted.path());
     fs::write(mounted.path().join("file"), "data").expect("a file");
     unmount_here(mounted.path());
     volume.assert_held();

@@ -61,7 +61,7 @@ use std::time::{Duration, Instant};
 use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges::{self, Judges};
 use offshoot_testkit::io_uring::{self, SwitchedOn};
-use offshoot_testkit::loops::unmount_when_free;
+use offshoot_testkit::loops::unmount_or_detach;
 use offshoot_testkit::run::run;
 use offshoot_testkit::scratch_dir;
 use rustix::fs::{Gid, Uid};
@@ -137,10 +137,36 @@ fn again_while_busy(unmount: impl Fn() -> Output) -> Output {
 /// The same with the system call alone.
 #[track_caller]
 fn unmount_here(dir: &Path) {
-    if let Err(error) = unmount_when_free(dir) {
-        // Or the contents would be removed with the directory.
-        let _ = rustix::mount::unmount(dir, UnmountFlags::DETACH);
-        panic!("the end of a mount: {error}");
+    unmount_or_detach(dir).expect("the end of a mount");
+}
+
+/// A process in a namespace of its own, which ends with the value.
+struct NamespaceHolder(Child);
+
+impl NamespaceHolder {
+    /// Starts one in a new namespace of the kind that `space` says to unshare(1), by `script` of
+    /// the shell. `keep` is what the script knows as `$KEEP`.
+    fn start(space: &str, script: &str, keep: &Path) -> Self {
+        let script = format!("{script}\necho; exec sleep 1000");
+        let mut unshare = Command::new("unshare");
+        unshare.args([space, "sh", "-ec", &script]).env("KEEP", keep).stdout(Stdio::piped());
+        let mut holder = Self(unshare.spawn().expect("unshare starts"));
+        // The line says that the namespace is there.
+        let output = holder.0.stdout.as_mut().expect("a pipe");
+        output.read_exact(&mut [0]).expect("a line");
+        holder
+    }
+
+    /// The number of the process.
+    fn id(&self) -> u32 {
+        self.0.id()
+    }
+}
+
+impl Drop for NamespaceHolder {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 

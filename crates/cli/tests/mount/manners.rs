@@ -17,7 +17,10 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::process::Signal;
 
 use super::callers::{MountLinks, NobodyHome, own_dir};
-use super::{ServedMount, command, does, offshoot, require, run_umount, unmount, volume};
+use super::{
+    ServedMount, again_while_busy, command, does, is_done, offshoot, require, run_umount, unmount,
+    volume,
+};
 
 fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
@@ -292,8 +295,8 @@ fn a_dead_mount_is_named_and_taken_away() {
     // At another directory, the volume is mounted anew, and the dead mount is not used.
     let other = scratch_dir();
     does(&["mount".as_ref(), image, other.path().as_os_str()]);
-    let ended = unmount(&[other.path().as_os_str()]);
-    assert!(ended.status.success(), "{ended:?}");
+    let words = ["umount".as_ref(), other.path().as_os_str()];
+    is_done(&words, &again_while_busy(|| offshoot(&words)));
     let output = mount("rw", &[image, dir]);
     assert!(
         output.status.success() && said(&output).contains("has ended: unmounted"),

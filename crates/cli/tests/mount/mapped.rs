@@ -6,7 +6,6 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
 
 use nix::libc;
 use offshoot_testkit::run::{command, run};
@@ -15,39 +14,26 @@ use rustix::fs::{AtFlags, CWD, OFlags, linkat};
 use rustix::mount::{MoveMountFlags, OpenTreeFlags, UnmountFlags, move_mount, open_tree};
 use tempfile::TempDir;
 
-use super::{ServedMount, as_user, assert_alike, require, twins};
+use super::{NamespaceHolder, ServedMount, as_user, assert_alike, require, twins};
 
 /// A user name space that maps users and groups 0..1000 to [`SHIFT`] and above.
-pub(super) struct MappedIds(Child);
+pub(super) struct MappedIds(NamespaceHolder);
 
 /// The difference of the ids.
 const SHIFT: u32 = 10_000;
 
 impl MappedIds {
     pub(super) fn new() -> Self {
-        let mut unshare = Command::new("unshare");
-        unshare.args(["--user", "sh", "-c", "echo; exec sleep 1000"]).stdout(Stdio::piped());
-        let mut child = unshare.spawn().expect("unshare starts");
-        // The line says that the name space is there.
-        let mut line = [0];
-        let output = child.stdout.as_mut().expect("a pipe");
-        io::Read::read_exact(output, &mut line).expect("a line");
+        let holder = NamespaceHolder::start("--user", "", Path::new(""));
         for map in ["uid_map", "gid_map"] {
-            let path = format!("/proc/{}/{map}", child.id());
+            let path = format!("/proc/{}/{map}", holder.id());
             fs::write(path, format!("0 {SHIFT} 1000")).expect("root may");
         }
-        Self(child)
+        Self(holder)
     }
 
     fn space(&self) -> File {
         File::open(format!("/proc/{}/ns/user", self.0.id())).expect("it is there")
-    }
-}
-
-impl Drop for MappedIds {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
     }
 }
 

@@ -5,10 +5,9 @@ use std::path::{Path, PathBuf};
 
 use offshoot_testkit::compare::{Aspect, Compare};
 use offshoot_testkit::host::HostFilesystem;
-use offshoot_testkit::loops::unmount_when_free;
+use offshoot_testkit::loops::unmount_or_detach;
 use offshoot_testkit::run::run;
 use offshoot_testkit::scratch_dir;
-use rustix::mount::UnmountFlags;
 
 use super::{ServedMount, require, touch_all, twins};
 
@@ -58,10 +57,8 @@ impl OverlayMount {
 
 impl Drop for OverlayMount {
     fn drop(&mut self) {
-        if let Err(error) = unmount_when_free(&self.0) {
+        if let Err(error) = unmount_or_detach(&self.0) {
             println!("{}: {error}", self.0.display());
-            // The mount below it could not end otherwise.
-            let _ = rustix::mount::unmount(&self.0, UnmountFlags::DETACH);
         }
     }
 }
