@@ -14,7 +14,7 @@ use super::{btrfs, xfs};
 use crate::args::{DumpInodeArguments, DumpTreeArguments, DumpVerb, VolumeArguments};
 use crate::disk::MemberDisk;
 use crate::exit::{Result, VerbFailure};
-use crate::output::Console;
+use crate::output::{Console, Escaped};
 use crate::session::{Access, only_in_btrfs};
 
 pub(super) fn run(verb: &DumpVerb, out: &mut dyn Write, console: &Arc<Console>) -> Result {
@@ -25,8 +25,14 @@ pub(super) fn run(verb: &DumpVerb, out: &mut dyn Write, console: &Arc<Console>) 
         DumpVerb::Inode(arguments) => (&arguments.volume, arguments.json),
         DumpVerb::Tree(arguments) => {
             // A name that neither format has is wrong, whatever is on the disk.
-            if !xfs::dump::is_tree(&arguments.tree) {
-                btrfs::dump::tree_id(&arguments.tree)?;
+            let tree = &arguments.tree;
+            if !xfs::dump::is_tree(tree) && btrfs::dump::tree_id(tree).is_err() {
+                return Err(VerbFailure::Usage(format!(
+                    "no tree is called {}; {}; {}",
+                    Escaped(tree.as_bytes()),
+                    btrfs::dump::tree_names(),
+                    xfs::dump::tree_names()
+                )));
             }
             (&arguments.volume, arguments.json)
         }

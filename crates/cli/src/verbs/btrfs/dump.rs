@@ -13,7 +13,7 @@ use crate::args::DumpVerb;
 use crate::exit::Result;
 use crate::output::Console;
 use crate::verbs::dump::only_in_xfs;
-pub(in crate::verbs) use tree::tree_id;
+pub(in crate::verbs) use tree::{tree_id, tree_names};
 
 pub(in crate::verbs) fn run(
     verb: &DumpVerb,

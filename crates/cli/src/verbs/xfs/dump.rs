@@ -24,7 +24,7 @@ use crate::output::{Console, Escaped, JsonArray, write_line};
 use crate::verbs::fields::Fields;
 
 pub(in crate::verbs) use log::run as log;
-pub(in crate::verbs) use tree::{is_tree, run as tree};
+pub(in crate::verbs) use tree::{is_tree, run as tree, tree_names};
 
 /// Where and how structures are shown.
 pub(in crate::verbs) struct DumpOutput<'a> {

@@ -103,11 +103,16 @@ pub(in crate::verbs) fn tree_id(text: &str) -> Result<TreeId> {
     }
     let found = NAMES.iter().find(|(name, _)| name.eq_ignore_ascii_case(text));
     found.map(|(_, id)| *id).ok_or_else(|| {
-        let names: Vec<&str> = NAMES.iter().map(|(name, _)| *name).collect();
         VerbFailure::Usage(format!(
-            "no tree of btrfs is called {}; the names are {}, and a number names any tree",
+            "no tree of btrfs is called {}; {}",
             Escaped(text.as_bytes()),
-            names.join(", ")
+            tree_names()
         ))
     })
+}
+
+/// What names a tree of btrfs, for errors.
+pub(in crate::verbs) fn tree_names() -> String {
+    let names: Vec<&str> = NAMES.iter().map(|(name, _)| *name).collect();
+    format!("those of btrfs are {}, and a number names any tree", names.join(", "))
 }

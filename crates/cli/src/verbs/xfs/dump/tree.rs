@@ -89,12 +89,16 @@ pub(in crate::verbs) fn run(
 }
 
 fn bad_name(name: &str) -> VerbFailure {
-    let names = TREES.map(|(name, _)| name).join(", ");
-    let what = format!(
-        "`{name}` as a tree of an XFS volume: these are {names}, with @ and the number of a group, \
-         or of an inode for extents"
-    );
+    let what = format!("`{name}` as a tree of an XFS volume: {}", tree_names());
     Error::posix(Errno::INVAL, what).into()
+}
+
+/// What names a tree of XFS, for errors.
+pub(in crate::verbs) fn tree_names() -> String {
+    let names = TREES.map(|(name, _)| name).join(", ");
+    format!(
+        "those of XFS are {names}, with @ and the number of a group, or of an inode for extents"
+    )
 }
 
 /// Whether a tree of XFS has this name.
