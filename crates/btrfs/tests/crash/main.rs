@@ -195,13 +195,7 @@ fn compressed() {
 fn several_members() {
     let (seed, generator) = (seed_of_run(), Generator::default());
     for (number, shape) in (1..).zip(SETS) {
-        explore(
-            &OURS,
-            shape,
-            plan(seed),
-            250,
-            some_twos(&generator, 8, seed.wrapping_add(number)),
-        );
+        explore(&OURS, shape, plan(seed), 250, some_twos(&generator, 8, seed.wrapping_add(number)));
     }
 }
 

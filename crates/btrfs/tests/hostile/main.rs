@@ -42,7 +42,7 @@ const CASE_MEMORY_KIB: u64 = 256 << 10;
 /// How many cases an ordinary run has: for the small volume that the repository carries, and for
 /// each volume that the kernel makes.
 const CASES_CARRIED: u64 = 1000;
-const CASES_MADE: u64 = 100;
+const CASES_MADE: u64 = 50;
 
 fn devices(members: &[Patched]) -> Vec<Arc<dyn BlockDevice>> {
     members.iter().map(|member| Arc::new(member.clone()) as Arc<dyn BlockDevice>).collect()

@@ -252,13 +252,13 @@ impl AttachedImages {
         self.loops.iter().map(AttachedLoop::device).collect()
     }
 
-    /// Calls `check`, which runs `btrfs check` on the device of the first member.
+    /// Calls `check`, which runs a tool that looks for the members on the device of the first one.
     ///
     /// All members are there. But if a member was on another loop device a moment ago, or another
-    /// program attaches and detaches devices, the search for members may miss one. Then `check` is
-    /// called again.
+    /// program attaches and detaches devices, the search for members may miss one: it ends at a
+    /// device that cannot be read. Then `check` is called again.
     pub fn checked(&self, check: impl Fn(&str) -> Output) -> Output {
-        const MOST_CALLS: u32 = 10;
+        const MOST_CALLS: u32 = 50;
         let misses =
             |output: &Output| String::from_utf8_lossy(&output.stderr).contains(" is missing");
         let mut output = check(self.devices()[0]);

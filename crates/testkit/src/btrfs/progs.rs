@@ -8,7 +8,7 @@
 use std::path::Path;
 
 use crate::btrfs::disks::{AttachedImages, Disks};
-use crate::run::run;
+use crate::run::{command, run};
 
 /// The tools, with the members of one volume attached for them.
 #[derive(Debug)]
@@ -48,8 +48,8 @@ impl Progs {
     /// The output of `dump-tree` for a tree, given by number or by name.
     #[must_use]
     pub fn dump_tree(&self, tree: &str) -> String {
-        let device = self.attached.devices()[0];
-        run("btrfs", &["inspect-internal", "dump-tree", "-t", tree, device])
+        let words = ["inspect-internal", "dump-tree", "--noscan", "-t", tree];
+        run("btrfs", &[&words[..], &self.attached.devices()].concat())
     }
 
     /// The logical addresses of the blocks of a tree, the root first.
@@ -101,9 +101,13 @@ impl Progs {
     pub fn places(&self, logical: u64, len: u64) -> Vec<MirrorPlace> {
         let (logical, len) = (logical.to_string(), len.to_string());
         let devices = self.attached.devices();
-        let output = run("btrfs-map-logical", &["-l", &logical, "-b", &len, devices[0]]);
-        let places: Vec<_> = output.lines().filter_map(|line| place(line, &devices)).collect();
-        assert!(!places.is_empty(), "btrfs-map-logical tells no place of {logical}:\n{output}");
+        let output = self.attached.checked(|device| {
+            let mut command = command("btrfs-map-logical");
+            command.args(["-l", &logical, "-b", &len, device]).output().expect("it runs")
+        });
+        let said = String::from_utf8_lossy(&output.stdout);
+        let places: Vec<_> = said.lines().filter_map(|line| place(line, &devices)).collect();
+        assert!(!places.is_empty(), "btrfs-map-logical tells no place of {logical}: {output:?}");
         places
     }
 }
