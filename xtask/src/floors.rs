@@ -59,7 +59,7 @@ const XFS: EngineFloors = EngineFloors {
         &["da", "remote"],
         &["attr"],
         &["defer"],
-        &["data", "dir", "symlink"],
+        &["data", "dir", "file", "symlink"],
         &["recover"],
         &["volume"],
         &["check", "filesystem", "mkfs"],

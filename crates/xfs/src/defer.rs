@@ -34,7 +34,7 @@ use crate::trans::{ForkName, XfsTransaction, XfsTransactions};
 use item::IntentEnd;
 pub(crate) use item::LoggedIntent;
 use work::DeferredKind;
-pub(crate) use work::{DeferredWork, FreedBlocks, MOST_UNMAPPED};
+pub(crate) use work::{DeferredWork, MOST_UNMAPPED};
 
 /// The records of an intent that we log. The kernel has up to 16.
 const MOST_RECORDS: usize = 8;
@@ -183,17 +183,36 @@ impl<'a> DeferredChain<'a> {
     }
 
     /// Commits the transaction and does all work in further ones. The inodes `kept` stay locked.
+    ///
+    /// # Errors
+    /// When work whose intents are in the log cannot be done: all writing has ended then, and a
+    /// recovery does it.
     pub(crate) fn finish(
         mut self,
         mut transaction: XfsTransaction<'_>,
         kept: &[Ino],
     ) -> Result<()> {
+        if self.is_empty() {
+            return transaction.commit().map(drop);
+        }
         self.settle(&mut transaction, kept)?;
-        transaction.commit().map(drop)
+        let engine = transaction.engine();
+        transaction.commit().map(drop).inspect_err(|error| engine.stop_writing(error))
     }
 
     /// Does all work in further steps of the transaction. The last one is not committed.
     fn settle(&mut self, transaction: &mut XfsTransaction<'_>, kept: &[Ino]) -> Result<()> {
+        if self.is_empty() {
+            return Ok(());
+        }
+        transaction.roll(kept)?;
+        let engine = transaction.engine();
+        self.do_all(transaction, kept).inspect_err(|error| engine.stop_writing(error))
+    }
+
+    /// Does all work, the first of it in the transaction as it is.
+    fn do_all(&mut self, transaction: &mut XfsTransaction<'_>, kept: &[Ino]) -> Result<()> {
+        self.step(transaction)?;
         while !self.is_empty() {
             transaction.roll(kept)?;
             self.step(transaction)?;

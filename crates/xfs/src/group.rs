@@ -49,14 +49,14 @@ pub(crate) use spread::allocate_anywhere;
     expect(unused_imports, reason = "writes through the mount will call the rest")
 )]
 pub(crate) use {
-    allocate::allocate,
+    allocate::{allocate, has_room},
     chunks::make_chunk,
     free::{FreedFrom, free_extent},
     held_back::{HeldBack, held_back, held_back_of_all},
     inodes::{
         clear_unlinked, enter_unlinked, first_unlinked, free_inode, leave_unlinked, take_inode,
     },
-    references::{change_references, is_shared, staged},
+    references::{change_references, shared_part, staged},
     reverse::change_reverse,
 };
 

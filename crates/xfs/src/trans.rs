@@ -165,6 +165,12 @@ impl XfsTransactions {
         Ok(XfsTransaction::new(self, ticket, blocks, true))
     }
 
+    /// Ends all writing: work whose intents are in the log cannot be done, so only a recovery may
+    /// write the volume again.
+    pub(crate) fn stop_writing(&self, error: &Error) {
+        self.counters.stop(&error.to_string());
+    }
+
     /// Where an inode lies.
     fn inode_place(&self, ino: Ino) -> Result<InodePlace> {
         let geometry = self.geometry();

@@ -3,8 +3,8 @@ use std::sync::Arc;
 use offshoot_testkit::random::seed_of_run;
 use offshoot_xfs_format::AgNumber;
 
-use super::work::DeferredKind;
-use super::{DeferredChain, DeferredWork, FreedBlocks, IntentIds, LoggedIntent, MOST_FREED};
+use super::work::{DeferredKind, FreedBlocks};
+use super::{DeferredChain, DeferredWork, IntentIds, LoggedIntent, MOST_FREED};
 use crate::group::{self, ExtentWish, FreedFrom};
 use crate::inode::change::tests::{UnnamedChurn, assert_closes_clean, volume};
 use crate::log::LoggedItem;

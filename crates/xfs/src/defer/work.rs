@@ -8,8 +8,8 @@ use offshoot_xfs_format::log::items::{
     XfsCountExtent, XfsCountOp, XfsEfiExtent, XfsExchangeIntent, XfsMapExtent, XfsMapOp,
     XfsReverseOp,
 };
-use offshoot_xfs_format::record::{XfsExtent, XfsReverseFlags, XfsReverseMap};
-use offshoot_xfs_format::{AgNumber, FileBlock, FsBlock, Ino};
+use offshoot_xfs_format::record::{XfsExtent, XfsOwner, XfsReverseFlags, XfsReverseMap};
+use offshoot_xfs_format::{AgNumber, FileBlock, FsBlock, Ino, XfsGeometry};
 
 use crate::attr::change::XattrChange;
 use crate::buffer::malformed;
@@ -151,18 +151,51 @@ impl DeferredWork {
         of: (Ino, ForkName),
         step: &ForkStep,
     ) -> Result<Vec<Self>> {
-        let mut work: Vec<_> = tree_blocks(of.0, of.1, &step.tree_blocks).collect();
+        let mut work: Vec<_> = Self::of_tree_blocks(of.0, of.1, &step.tree_blocks).collect();
         for extent in &step.extents {
-            work.extend(Self::reverse(transaction, XfsMapOp::Unmap, of, *extent)?);
+            work.extend(Self::reverse(transaction, XfsReverseOp::Unmap, of, *extent)?);
             work.push(Self::release(transaction, of, (extent.start, extent.count))?);
         }
         Ok(work)
     }
 
-    /// Changes of the reverse map for an extent of a file; none in a volume without one.
-    fn reverse(
+    /// Gives up blocks that are staged for copy on write: to the file that maps them now, or, if
+    /// `is_freed`, to free space.
+    pub(crate) fn unstaged(
+        geometry: &XfsGeometry,
+        blocks: (FsBlock, u32),
+        is_freed: bool,
+    ) -> Vec<Self> {
+        let mut work = vec![Self::Count(XfsCountExtent::new(XfsCountOp::Unstage, blocks))];
+        if geometry.layout.contains(XfsLayout::REVERSE_MAP) {
+            let owner = XfsOwner::Staging.number();
+            let map = XfsMapExtent::of_reverse(XfsReverseOp::Free, blocks, owner, 0);
+            work.push(Self::Reverse(map));
+        }
+        if is_freed {
+            let from = FreedFrom::Nobody;
+            work.push(Self::Free(FreedBlocks { extent: blocks, from }));
+        }
+        work
+    }
+
+    /// Frees the blocks that a tree of extents has no longer.
+    pub(crate) fn of_tree_blocks(
+        ino: Ino,
+        fork: ForkName,
+        blocks: &[FsBlock],
+    ) -> impl Iterator<Item = Self> {
+        blocks.iter().map(move |&block| {
+            let from = FreedFrom::Owner(ReverseOwner::tree_block(ino, fork));
+            Self::Free(FreedBlocks { extent: (block, 1), from })
+        })
+    }
+
+    /// A change of the reverse map for an extent of a file; none in a volume without one. `op` is
+    /// that for blocks that are not shared.
+    pub(crate) fn reverse(
         transaction: &mut XfsTransaction<'_>,
-        op: XfsMapOp,
+        op: XfsReverseOp,
         (ino, fork): (Ino, ForkName),
         extent: XfsExtent,
     ) -> Result<Option<Self>> {
@@ -170,11 +203,11 @@ impl DeferredWork {
             return Ok(None);
         }
         let may_share = is_sharing(transaction, ino, fork)?;
-        let op = match (op, may_share) {
-            (XfsMapOp::Map, false) => XfsReverseOp::Map,
-            (XfsMapOp::Map, true) => XfsReverseOp::MapShared,
-            (XfsMapOp::Unmap, false) => XfsReverseOp::Unmap,
-            (XfsMapOp::Unmap, true) => XfsReverseOp::UnmapShared,
+        let op = match op {
+            XfsReverseOp::Map if may_share => XfsReverseOp::MapShared,
+            XfsReverseOp::Unmap if may_share => XfsReverseOp::UnmapShared,
+            XfsReverseOp::Convert if may_share => XfsReverseOp::ConvertShared,
+            op => op,
         };
         let mut flags = XfsReverseFlags::empty();
         flags.set(XfsReverseFlags::ATTRIBUTES, fork == ForkName::Attributes);
@@ -185,7 +218,7 @@ impl DeferredWork {
     }
 
     /// Gives up blocks that a fork has no longer: one reference fewer, or none at all.
-    fn release(
+    pub(crate) fn release(
         transaction: &mut XfsTransaction<'_>,
         (ino, fork): (Ino, ForkName),
         extent: (FsBlock, u32),
@@ -269,16 +302,24 @@ fn change_mapping(
             (step, removed)
         }
     };
-    next.extend(tree_blocks(ino, fork, &step.tree_blocks));
+    next.extend(DeferredWork::of_tree_blocks(ino, fork, &step.tree_blocks));
     // Extents go from the last one to the first, so what is left is in front of the last removed.
     let rest = changed.last().map_or(0, |last| last.offset.0 - extent.offset.0);
     if let Some(rest) = u32::try_from(rest).ok().filter(|&rest| rest > 0 && !step.is_done) {
         next.push(DeferredWork::Map(XfsMapExtent { count: rest.into(), ..*map }));
     }
     for extent in changed {
-        next.extend(DeferredWork::reverse(transaction, op, (ino, fork), extent)?);
+        next.extend(DeferredWork::reverse(transaction, of_mapping(op), (ino, fork), extent)?);
     }
     Ok(())
+}
+
+/// What a change of a mapping changes in the reverse map.
+fn of_mapping(op: XfsMapOp) -> XfsReverseOp {
+    match op {
+        XfsMapOp::Map => XfsReverseOp::Map,
+        XfsMapOp::Unmap => XfsReverseOp::Unmap,
+    }
 }
 
 fn exchange(
@@ -288,23 +329,15 @@ fn exchange(
 ) -> Result<()> {
     let (step, fork) = (exchange_extents(transaction, intent)?, exchanged_fork(intent));
     for (ino, block) in step.tree_blocks {
-        next.extend(tree_blocks(ino, fork, &[block]));
+        next.extend(DeferredWork::of_tree_blocks(ino, fork, &[block]));
     }
     // While both files have their marks of shared blocks.
     for (op, ino, extent) in step.changes {
-        next.extend(DeferredWork::reverse(transaction, op, (ino, fork), extent)?);
+        next.extend(DeferredWork::reverse(transaction, of_mapping(op), (ino, fork), extent)?);
     }
     match step.rest {
         Some(rest) => next.push(DeferredWork::Exchange(rest)),
         None => end_exchange(transaction, intent)?,
     }
     Ok(())
-}
-
-/// Blocks that a tree of extents has no longer.
-fn tree_blocks(ino: Ino, fork: ForkName, blocks: &[FsBlock]) -> impl Iterator<Item = DeferredWork> {
-    blocks.iter().map(move |&block| {
-        let from = FreedFrom::Owner(ReverseOwner::tree_block(ino, fork));
-        DeferredWork::Free(FreedBlocks { extent: (block, 1), from })
-    })
 }

@@ -142,6 +142,9 @@ pub(crate) fn allocate(
     wish: &ExtentWish,
 ) -> Result<Option<AgExtent>> {
     // Before anything is changed: a group without room is left as it is.
+    if agf(t, ag)?.longest.get() < wish.least {
+        return Ok(None);
+    }
     let room = u32::try_from(room(t, ag, wish)?).unwrap_or(u32::MAX);
     if room < wish.least.max(1) {
         return Ok(None);
@@ -160,6 +163,12 @@ pub(crate) fn allocate(
     }
     t.count(CountChanges { free_blocks: -i64::from(extent.count), ..CountChanges::default() });
     Ok(Some(extent))
+}
+
+/// Whether a group has this many free blocks beside those that it holds back for its trees. Locks
+/// the AGF.
+pub(crate) fn has_room(t: &mut XfsTransaction<'_>, ag: AgNumber, blocks: u64) -> Result<bool> {
+    Ok(room(t, ag, &ExtentWish::blocks(1))? >= blocks)
 }
 
 /// The blocks that an allocation may take from a group: the free ones, less what the free list

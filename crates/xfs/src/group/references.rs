@@ -18,6 +18,9 @@ use crate::trans::{AgExtent, XfsTransaction};
 /// that so many lie in.
 const STEP_RECORDS: usize = 8;
 
+/// The records that a search for shared blocks joins at most.
+const MOST_JOINED: usize = 64;
+
 /// What one step of a change has done.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ReferenceStep {
@@ -227,19 +230,37 @@ pub(crate) fn staged(
     })
 }
 
-/// Whether several files have a block of an extent.
-pub(crate) fn is_shared(
+/// The first blocks in a row of an extent that several files have. More of them may follow at once:
+/// no more than [`MOST_JOINED`] records are looked at. Locks the AGF.
+pub(crate) fn shared_part(
     t: &mut XfsTransaction<'_>,
     ag: AgNumber,
     extent: AgExtent,
-) -> Result<bool> {
+) -> Result<Option<AgExtent>> {
     if !t.geometry().layout.contains(XfsLayout::SHARED_BLOCKS) {
-        return Ok(false);
+        return Ok(None);
     }
-    // Records of shared blocks do not overlap, so the last one that begins in front of the end is
-    // the only one that can.
-    let key = XfsSearchKey([extent.end().saturating_sub(1).into(), 0, 0]);
-    let last =
-        tree::edit(t, ag, XfsTree::ReferenceCounts, |tree| tree.at_most::<XfsSharedExtent>(key))?;
-    Ok(last.is_some_and(|record| CountedRun::of(&record).end() > extent.start.0))
+    let (first, last) = (extent.start.0, extent.end());
+    tree::edit(t, ag, XfsTree::ReferenceCounts, |tree| {
+        let key = XfsSearchKey([first.into(), 0, 0]);
+        let mut next = tree.at_most::<XfsSharedExtent>(key)?;
+        if next.is_none_or(|record| CountedRun::of(&record).end() <= first) {
+            next = tree.at_least::<XfsSharedExtent>(key)?;
+        }
+        let mut found: Option<CountedRun> = None;
+        for _ in 0..MOST_JOINED {
+            // Staged blocks have numbers above all others.
+            let Some(run) = next.map(|record| CountedRun::of(&record).part(first, last)) else {
+                break;
+            };
+            match &mut found {
+                _ if run.count == 0 => break,
+                None => found = Some(run),
+                Some(found) if found.end() == run.start => found.count += run.count,
+                Some(_) => break,
+            }
+            next = tree.next()?;
+        }
+        Ok(found.map(|run| AgExtent::new(run.start, run.count)))
+    })
 }

@@ -4,6 +4,7 @@
 //! Nothing here touches the owners or the references of the blocks that are mapped, and none of
 //! them is freed: those are steps of their own. Only blocks of the tree itself are taken here.
 
+mod place;
 mod room;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -20,7 +21,10 @@ use crate::btree::{XfsTreeCursor, XfsTreeRoot, file_key};
 use crate::buffer::{BufferRole, DiskRun, malformed};
 use crate::group::{ExtentWish, ReverseOwner, allocate_anywhere};
 use crate::trans::{ChangedFork, ForkName, XfsTransaction};
-pub(crate) use room::{first_hole, mapped, next_mapped, set_fork_offset};
+pub(crate) use place::{move_extent, replace_part, split_extent};
+pub(crate) use room::{
+    ForkPiece, first_hole, mapped, next_mapped, piece_at, previous_mapped, set_fork_offset,
+};
 
 /// What one step of a change of a fork has done.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -168,12 +172,12 @@ fn missing(extent: &XfsExtent) -> Error {
     Error::corrupt(Structure::ExtentRecord, format!("{extent:?} is not there any more"))
 }
 
-pub(super) fn end(extent: &XfsExtent) -> u64 {
+pub(crate) fn end(extent: &XfsExtent) -> u64 {
     extent.offset.0 + u64::from(extent.count)
 }
 
 /// The part of an extent from `start` to `end`.
-pub(super) fn part(extent: &XfsExtent, start: u64, end: u64) -> Option<XfsExtent> {
+pub(crate) fn part(extent: &XfsExtent, start: u64, end: u64) -> Option<XfsExtent> {
     let inside = start.checked_sub(extent.offset.0)?;
     let count = u32::try_from(end.checked_sub(start)?).ok().filter(|count| *count > 0)?;
     let block = FsBlock(extent.start.0 + inside);

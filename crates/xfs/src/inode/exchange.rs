@@ -17,7 +17,7 @@ use offshoot_xfs_format::log::items::{XfsExchangeFlags, XfsExchangeIntent, XfsMa
 use offshoot_xfs_format::record::XfsExtent;
 use offshoot_xfs_format::{FileBlock, FsBlock, Ino};
 
-use super::change::{end, map_extent, next_mapped, part, unmap_extents};
+use super::change::{ForkPiece, end, map_extent, piece_at, unmap_extents};
 use crate::trans::{ForkName, XfsTransaction};
 
 /// The mappings that a step passes over at most because they need no exchange.
@@ -40,34 +40,6 @@ pub(crate) fn exchanged_fork(intent: &XfsExchangeIntent) -> ForkName {
         ForkName::Attributes
     } else {
         ForkName::Data
-    }
-}
-
-/// The extent or the hole of a fork from a block on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct ForkPiece {
-    /// `None` for a hole.
-    extent: Option<XfsExtent>,
-    blocks: u64,
-}
-
-impl ForkPiece {
-    /// Its first blocks.
-    fn first(self, blocks: u64) -> Self {
-        let extent = self.extent.and_then(|extent| {
-            part(&extent, extent.offset.0, extent.offset.0.saturating_add(blocks))
-        });
-        Self { extent, blocks }
-    }
-
-    fn is_written(&self) -> bool {
-        self.extent.is_some_and(|extent| !extent.is_unwritten)
-    }
-
-    /// Whether both map the same blocks, or none.
-    fn is_same_as(&self, other: &Self) -> bool {
-        let start = |piece: &Self| piece.extent.map(|extent| extent.start);
-        start(self) == start(other)
     }
 }
 
@@ -129,26 +101,6 @@ fn next_pieces(
         piece_at(t, second, fork, other.0, left.blocks)?,
     ];
     Ok(Some(pieces))
-}
-
-/// What a fork has from block `at` on, up to `most` blocks.
-fn piece_at(
-    t: &mut XfsTransaction<'_>,
-    ino: Ino,
-    fork: ForkName,
-    at: u64,
-    most: u64,
-) -> Result<ForkPiece> {
-    let behind = at.saturating_add(most);
-    let found = next_mapped(t, ino, fork, FileBlock(at))?;
-    Ok(match found.filter(|extent| extent.offset.0 < behind) {
-        Some(extent) if extent.offset.0 <= at => {
-            let behind = behind.min(end(&extent));
-            ForkPiece { extent: part(&extent, at, behind), blocks: behind - at }
-        }
-        Some(extent) => ForkPiece { extent: None, blocks: extent.offset.0 - at },
-        None => ForkPiece { extent: None, blocks: most },
-    })
 }
 
 /// Exchanges two pieces of the same length.

@@ -24,11 +24,9 @@ use std::sync::Arc;
 use offshoot_device::BlockDevice;
 use offshoot_kit::counter::WriteStop;
 use offshoot_vfs::{Code, Error, Result};
-use offshoot_xfs_format::geometry::XfsLayout;
 use offshoot_xfs_format::group::Agi;
 use offshoot_xfs_format::log::XfsLogItem;
-use offshoot_xfs_format::log::items::{XfsCountExtent, XfsCountOp, XfsMapExtent, XfsReverseOp};
-use offshoot_xfs_format::record::{MOST_FILE_BLOCKS, XfsOwner};
+use offshoot_xfs_format::record::MOST_FILE_BLOCKS;
 use offshoot_xfs_format::superblock::XfsSuperblock;
 use offshoot_xfs_format::{AgIno, AgNumber, Ino, Lsn};
 
@@ -36,10 +34,8 @@ use super::log::{VolumeLog, in_log};
 use super::pending::PendingIntents;
 use super::{CACHE_BYTES, NEXT_STEP, finish};
 use crate::buffer::{XfsBuffers, malformed};
-use crate::defer::{
-    DeferredChain, DeferredWork, FreedBlocks, IntentIds, LoggedIntent, MOST_UNMAPPED,
-};
-use crate::group::{self, FreedFrom};
+use crate::defer::{DeferredChain, DeferredWork, IntentIds, LoggedIntent, MOST_UNMAPPED};
+use crate::group;
 use crate::inode::change::{prove_extent_count, unmap_extents};
 use crate::log::{LogDisk, LoggedItem, XfsLog, XfsLogOptions};
 use crate::trans::{AgExtent, ForkName, XfsTransaction, XfsTransactionKind, XfsTransactions};
@@ -316,17 +312,8 @@ impl Completion<'_> {
         let mut transaction = begin_truncate(self.transactions)?;
         let geometry = transaction.geometry();
         let blocks = (geometry.fs_block(ag, extent.start), extent.count);
-        let mut work = vec![
-            DeferredWork::Count(XfsCountExtent::new(XfsCountOp::Unstage, blocks)),
-            DeferredWork::Free(FreedBlocks { extent: blocks, from: FreedFrom::Nobody }),
-        ];
-        if geometry.layout.contains(XfsLayout::REVERSE_MAP) {
-            let owner = XfsOwner::Staging.number();
-            let map = XfsMapExtent::of_reverse(XfsReverseOp::Free, blocks, owner, 0);
-            work.push(DeferredWork::Reverse(map));
-        }
         let mut chain = DeferredChain::new(self.ids);
-        chain.defer(&mut transaction, work);
+        chain.defer(&mut transaction, DeferredWork::unstaged(geometry, blocks, true));
         chain.finish(transaction, &[])
     }
 }

@@ -114,6 +114,11 @@ impl VolumeCounters {
         }
     }
 
+    /// Ends all writing.
+    pub(super) fn stop(&self, problem: &str) {
+        self.stop.set(problem);
+    }
+
     /// Ends all writing: what is free is not known any more.
     fn fail(&self, name: &str, value: u64, by: u64) {
         self.stop.set(&below_zero(name, value, by).to_string());

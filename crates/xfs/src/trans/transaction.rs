@@ -88,8 +88,8 @@ impl<'e> XfsTransaction<'e> {
         }
     }
 
-    /// Whether it may take blocks that groups hold back for their trees, because it ends with more
-    /// free space than it began with.
+    /// Whether it may take blocks that groups hold back for their trees: it ends with more free
+    /// space than it began with, or has to succeed.
     pub(crate) fn may_take_held_back(&self) -> bool {
         self.may_take_held_back
     }
@@ -308,6 +308,24 @@ impl<'e> XfsTransaction<'e> {
     /// Makes `item`, an intent or the end of one, a part of the transaction.
     pub(crate) fn add_item(&mut self, item: Arc<dyn LoggedItem>) {
         self.others.push(item);
+    }
+
+    /// Promises itself free blocks, beside those that it began with.
+    ///
+    /// # Errors
+    /// `ENOSPC` when too few are free.
+    pub(crate) fn promise(&mut self, blocks: u64) -> Result<()> {
+        self.engine.counters.promise(blocks, self.may_take_held_back)?;
+        self.promised += blocks;
+        Ok(())
+    }
+
+    /// The same for a change that has to succeed on a full volume, and takes no more than a few
+    /// blocks: if no others are free, it may take those that groups hold back for their trees.
+    pub(crate) fn promise_of_all(&mut self, blocks: u64) -> Result<()> {
+        self.may_take_held_back = true;
+        let free = self.engine.counters.counts().free_blocks;
+        self.promise(blocks.min(free))
     }
 
     /// Adds to the counters of the superblock.

@@ -1,11 +1,11 @@
-//! Where a fork has room: holes between its extents, and the room that it has in the inode.
+//! What a fork has at a place, where it has holes, and the room that it has in the inode.
 
 use offshoot_vfs::{Errno, Error, Result};
 use offshoot_xfs_format::btree::XfsForkRoot;
 use offshoot_xfs_format::record::XfsExtent;
 use offshoot_xfs_format::{FileBlock, Ino};
 
-use super::{ForkRecords, ForkTree, edit, end};
+use super::{ForkRecords, ForkTree, edit, end, part};
 use crate::btree::edit::{XfsEditRoot, XfsTreeEdit};
 use crate::trans::{ChangedFork, ForkName, XfsTransaction};
 
@@ -51,6 +51,65 @@ pub(crate) fn next_mapped(
     look(t, ino, fork, |records| {
         let found = records.at_most(at)?.filter(|extent| end(extent) > at.0);
         found.map_or_else(|| records.at_least(at), |extent| Ok(Some(extent)))
+    })
+}
+
+/// The last extent that begins in front of block `at` of a fork.
+pub(crate) fn previous_mapped(
+    t: &mut XfsTransaction<'_>,
+    ino: Ino,
+    fork: ForkName,
+    at: FileBlock,
+) -> Result<Option<XfsExtent>> {
+    let Some(before) = at.0.checked_sub(1) else { return Ok(None) };
+    look(t, ino, fork, |records| records.at_most(FileBlock(before)))
+}
+
+/// The extent or the hole of a fork from a block on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ForkPiece {
+    /// `None` for a hole.
+    pub(crate) extent: Option<XfsExtent>,
+    pub(crate) blocks: u64,
+}
+
+impl ForkPiece {
+    /// Its first blocks.
+    pub(crate) fn first(self, blocks: u64) -> Self {
+        let extent = self.extent.and_then(|extent| {
+            part(&extent, extent.offset.0, extent.offset.0.saturating_add(blocks))
+        });
+        Self { extent, blocks }
+    }
+
+    pub(crate) fn is_written(&self) -> bool {
+        self.extent.is_some_and(|extent| !extent.is_unwritten)
+    }
+
+    /// Whether both map the same blocks, or none.
+    pub(crate) fn is_same_as(&self, other: &Self) -> bool {
+        let start = |piece: &Self| piece.extent.map(|extent| extent.start);
+        start(self) == start(other)
+    }
+}
+
+/// What a fork has from block `at` on, up to `most` blocks.
+pub(crate) fn piece_at(
+    t: &mut XfsTransaction<'_>,
+    ino: Ino,
+    fork: ForkName,
+    at: u64,
+    most: u64,
+) -> Result<ForkPiece> {
+    let behind = at.saturating_add(most);
+    let found = next_mapped(t, ino, fork, FileBlock(at))?;
+    Ok(match found.filter(|extent| extent.offset.0 < behind) {
+        Some(extent) if extent.offset.0 <= at => {
+            let behind = behind.min(end(&extent));
+            ForkPiece { extent: part(&extent, at, behind), blocks: behind - at }
+        }
+        Some(extent) => ForkPiece { extent: None, blocks: extent.offset.0 - at },
+        None => ForkPiece { extent: None, blocks: most },
     })
 }
 

@@ -213,7 +213,7 @@ fn release(t: &mut XfsTransaction<'_>, ino: Ino, extent: &XfsExtent) {
     let (ag, block) = geometry.split(extent.start).unwrap();
     let all = AgExtent { start: block, count: extent.count };
     let record = ReverseOwner::file(ino, ForkName::Data, extent.offset, false).over(all);
-    let is_shared = group::is_shared(t, ag, all).unwrap();
+    let is_shared = group::shared_part(t, ag, all).unwrap().is_some();
     let op = if is_shared { XfsReverseOp::UnmapShared } else { XfsReverseOp::Unmap };
     group::change_reverse(t, ag, op, &record).unwrap();
     let mut freed = vec![all];

@@ -1,0 +1,188 @@
+//! Clones: a range of a file maps the blocks of another one, or of another range.
+//!
+//! A step gives the range one extent or hole of the source, or as much of it as takes the place of
+//! one extent or hole of the destination. So when it fails for want of a block, what it would have
+//! replaced is still there.
+
+use offshoot_vfs::{Errno, Error, Result, Structure};
+use offshoot_xfs_format::geometry::XfsLayout;
+use offshoot_xfs_format::inode::XfsInodeFlags2;
+use offshoot_xfs_format::log::items::{XfsCountExtent, XfsCountOp};
+use offshoot_xfs_format::record::{MOST_FILE_BLOCKS, XfsExtent};
+use offshoot_xfs_format::{FileBlock, Ino};
+
+use super::{FORK, MOST_PASSED_OVER, XfsFileChanges, raise_size, require_extents, require_file};
+use crate::defer::{DeferredWork, MOST_UNMAPPED};
+use crate::group::has_room;
+use crate::inode::change::{ForkPiece, part, piece_at, unmap_extents};
+use crate::trans::{XfsTransaction, XfsTransactionKind as Kind};
+
+/// A range of blocks of a file, and one as long that is to have the same blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct XfsCloneRange {
+    pub(crate) from: (Ino, FileBlock),
+    pub(crate) to: (Ino, FileBlock),
+    pub(crate) blocks: u64,
+}
+
+impl XfsCloneRange {
+    fn behind(&self, blocks: u64) -> Self {
+        let moved = |(ino, at): (Ino, FileBlock)| (ino, FileBlock(at.0.saturating_add(blocks)));
+        let left = self.blocks.saturating_sub(blocks);
+        Self { from: moved(self.from), to: moved(self.to), blocks: left }
+    }
+
+    fn inodes(&self) -> [Ino; 2] {
+        [self.from.0.min(self.to.0), self.from.0.max(self.to.0)]
+    }
+
+    /// # Errors
+    /// `EINVAL` for ranges that overlap, `EFBIG` for what no file can have.
+    fn verify(&self) -> Result<()> {
+        let ((from, source), (to, destination)) = (self.from, self.to);
+        let last = source.0.max(destination.0).checked_add(self.blocks);
+        if last.is_none_or(|last| last > MOST_FILE_BLOCKS) {
+            return Err(Error::posix(Errno::FBIG, format!("{self:?}")));
+        }
+        if from == to && source.0.abs_diff(destination.0) < self.blocks {
+            return Err(Error::posix(Errno::INVAL, format!("{self:?} overlaps itself")));
+        }
+        Ok(())
+    }
+}
+
+impl XfsFileChanges<'_> {
+    /// Lets a range of a file share the blocks of another one, and raises its size to `size`. What
+    /// lies between its old size and the range becomes zeros. Unwritten blocks are not shared: they
+    /// become holes.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` on a volume without shared blocks. `ENOSPC` when too few blocks are free for
+    /// trees that grow: the front of the range may be shared then.
+    pub(crate) fn clone_range(&self, range: &XfsCloneRange, size: Option<u64>) -> Result<()> {
+        if !self.transactions.geometry().layout.contains(XfsLayout::SHARED_BLOCKS) {
+            return Err(Error::posix(Errno::OPNOTSUPP, "sharing blocks, on a volume without"));
+        }
+        range.verify()?;
+        let (ino, start) = (range.to.0, range.to.1.0 << self.block_log());
+        let old = self.size(ino)?;
+        if size.is_some() && old < start {
+            self.clear(ino, old..start)?;
+        }
+        let mut rest = *range;
+        while rest.blocks > 0 {
+            let done = self.retry(|| self.clone_step(&rest))?;
+            rest = rest.behind(done);
+        }
+        match size {
+            Some(size) if size > old => {
+                let mut t = self.begin(Kind::ChangeInode, ino)?;
+                raise_size(&mut t, ino, size)?;
+                t.commit().map(drop)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Shares the front of a range. Returns how many blocks of it are done.
+    fn clone_step(&self, range: &XfsCloneRange) -> Result<u64> {
+        let mut t = self.transactions.begin(Kind::Truncate, 0)?;
+        for ino in range.inodes() {
+            require_file(&mut t, ino)?;
+        }
+        let (mut rest, all) = (*range, range.blocks);
+        for _ in 0..MOST_PASSED_OVER {
+            let pieces = next_pieces(&mut t, &rest)?;
+            let blocks = pieces[0].blocks;
+            let [source, old] = pieces.map(|piece| piece.extent);
+            // An extent of zeros and a hole are the same.
+            let is_same = match (source, old) {
+                (None, old) => old.is_none(),
+                (Some(source), Some(old)) => source.start == old.start,
+                (Some(_), None) => false,
+            };
+            if !is_same {
+                let work = match source {
+                    Some(source) => self.share_extent(&mut t, &rest, &source, old.is_some())?,
+                    None => self.unshare_hole(&mut t, &rest, blocks)?,
+                };
+                self.finish(t, work, &range.inodes())?;
+                return Ok(all - rest.blocks + blocks);
+            }
+            rest = rest.behind(blocks);
+            if rest.blocks == 0 {
+                break;
+            }
+        }
+        Ok(all - rest.blocks)
+    }
+
+    /// Maps the blocks of an extent of the source in the destination too.
+    fn share_extent(
+        &self,
+        t: &mut XfsTransaction<'_>,
+        range: &XfsCloneRange,
+        source: &XfsExtent,
+        is_mapped: bool,
+    ) -> Result<Vec<DeferredWork>> {
+        let (ino, offset) = range.to;
+        require_extents(t, ino, 2)?;
+        self.require_tree_room(t, source)?;
+        t.promise(self.tree_blocks())?;
+        for ino in range.inodes() {
+            let flags = t.inode(ino)?.core().flags2();
+            if !flags.contains(XfsInodeFlags2::REFLINK) {
+                let flags = flags | XfsInodeFlags2::REFLINK;
+                t.inode(ino)?.core_mut().flags2 = flags.bits().into();
+            }
+        }
+        let count = XfsCountExtent::new(XfsCountOp::Increase, (source.start, source.count));
+        let new = XfsExtent { offset, ..*source };
+        self.map_in_place(t, ino, is_mapped, &new, vec![DeferredWork::Count(count)])
+    }
+
+    /// The trees of owners and of references of the group of shared blocks grow in later
+    /// transactions, for which its blocks cannot be promised.
+    fn require_tree_room(&self, t: &mut XfsTransaction<'_>, source: &XfsExtent) -> Result<()> {
+        let outside = || {
+            let problem = format!("{source:?} is not in the volume");
+            Error::corrupt(Structure::ExtentRecord, problem)
+        };
+        let (ag, _) = t.geometry().split(source.start).ok_or_else(outside)?;
+        let levels = self.transactions.most_levels();
+        if has_room(t, ag, 2 * (levels.reverse + levels.counts))? {
+            return Ok(());
+        }
+        let what = format!("blocks for the trees of allocation group {ag}");
+        Err(Error::posix(Errno::NOSPC, what))
+    }
+
+    /// Makes a hole in the destination where the source has one.
+    fn unshare_hole(
+        &self,
+        t: &mut XfsTransaction<'_>,
+        range: &XfsCloneRange,
+        blocks: u64,
+    ) -> Result<Vec<DeferredWork>> {
+        let (ino, at) = range.to;
+        require_extents(t, ino, 1)?;
+        t.promise_of_all(self.tree_blocks())?;
+        let step = unmap_extents(t, ino, FORK, at.0..at.0 + blocks, MOST_UNMAPPED)?;
+        DeferredWork::unmapped(t, (ino, FORK), &step)
+    }
+}
+
+/// What the source and the destination have at the front of a range, equally long.
+fn next_pieces(t: &mut XfsTransaction<'_>, range: &XfsCloneRange) -> Result<[ForkPiece; 2]> {
+    let (from, to) = (range.from, range.to);
+    let mut source = piece_at(t, from.0, FORK, from.1.0, range.blocks)?;
+    source.extent = source.extent.filter(|extent| !extent.is_unwritten);
+    let old = piece_at(t, to.0, FORK, to.1.0, source.blocks)?;
+    let blocks = source.blocks.min(old.blocks);
+    let source = source.first(blocks);
+    let old = ForkPiece {
+        extent: old.extent.and_then(|old| part(&old, old.offset.0, old.offset.0 + blocks)),
+        blocks,
+    };
+    Ok([source, old])
+}

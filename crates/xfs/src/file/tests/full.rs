@@ -1,0 +1,117 @@
+//! Volumes that are full: what needs blocks fails before it changes anything, and removals work.
+
+use offshoot_testkit::random::seed_of_run;
+use offshoot_vfs::Errno;
+use offshoot_xfs_format::geometry::XfsLayout;
+
+use super::{FileVolume, assert_nothing_is_staged, engine, index, store};
+use crate::file::XfsWriteKind;
+use crate::trans::XfsTransactions;
+
+/// The free blocks that files may have.
+fn free(engine: &XfsTransactions) -> u64 {
+    engine.counters().counts().free_blocks - engine.counters().held_back()
+}
+
+/// Gives a file all blocks, of which it does not use any.
+fn fill(volume: &FileVolume, engine: &XfsTransactions, file: usize) {
+    let changes = volume.changes(engine);
+    let (ino, mut at, mut piece) = (volume.files[file].ino, 1 << 20, 1 << 14);
+    while piece > 0 {
+        match changes.allocate(ino, at..at + piece) {
+            Ok(()) => at += piece,
+            Err(error) => {
+                assert_eq!(error.errno(), Errno::NOSPC, "{error}");
+                piece /= 2;
+            }
+        }
+    }
+}
+
+fn full(options: &str) {
+    let Some(mut volume) = FileVolume::make(300, options, seed_of_run()) else { return };
+    let engine = engine(&volume.disk);
+    let block = engine.geometry().block_size() as u64;
+    let first = free(&engine);
+    volume.write(&engine, 0, 0..60 * block, false);
+    if engine.geometry().layout.contains(XfsLayout::SHARED_BLOCKS) {
+        volume.share(&engine, (0, 0), (1, 0), 40);
+    }
+    fill(&volume, &engine, 2);
+    assert!(free(&engine) < 200, "{} free blocks", free(&engine));
+    let ino = volume.files[1].ino;
+
+    // In place, nothing is needed. Shared blocks, and holes, cannot be written.
+    volume.write(&engine, 0, 45 * block..50 * block, false);
+    let left = free(&engine);
+    for wanted in [0..20, 0..200] {
+        let outcome = volume.changes(&engine).prepare_write(ino, wanted.clone());
+        if left < wanted.end {
+            assert_eq!(outcome.unwrap_err().errno(), Errno::NOSPC);
+        } else {
+            volume.changes(&engine).abandon_write(&outcome.unwrap()).unwrap();
+        }
+    }
+    assert_nothing_is_staged(&engine);
+
+    // Holes and truncations need none, also where they cut extents, and blocks that are shared.
+    for at in 0..12 {
+        let file = index(at % 2);
+        let start = at * 3 * block + at;
+        volume.punch(&engine, file, &(start..start + block + 7), true);
+        volume.truncate(&engine, file, 60 * block - at * 2 * block - 5);
+    }
+    volume.assert_cut_recovers(&engine);
+    let unwritten = volume.files[2].ino;
+    for at in 0..300 {
+        let start = ((1 << 20) + 5 * at) * block;
+        volume.changes(&engine).punch(unwritten, &(start..start + block)).unwrap();
+    }
+    for file in 0..3 {
+        volume.truncate(&engine, file, 0);
+    }
+    engine.log().force_all().unwrap();
+    let left = free(&engine);
+    assert!(first.abs_diff(left) < 40, "{first} blocks were free, and {left} are");
+    volume.write(&engine, 3, 0..100 * block, false);
+    volume.assert_unmounts(engine);
+}
+
+#[test]
+fn a_full_volume_loses_nothing() {
+    full("");
+}
+
+#[test]
+fn a_full_volume_without_reverse_map_and_shared_blocks_loses_nothing() {
+    full("-m rmapbt=0,reflink=0");
+}
+
+/// What was staged before the volume was full is committed.
+#[test]
+fn written_data_becomes_visible_on_a_full_volume() {
+    let Some(mut volume) = FileVolume::make(300, "", seed_of_run()) else { return };
+    let engine = engine(&volume.disk);
+    let block = engine.geometry().block_size() as u64;
+    volume.write(&engine, 0, 0..60 * block, false);
+    volume.share(&engine, (0, 0), (1, 0), 60);
+    let ino = volume.files[1].ino;
+    let mut places = Vec::new();
+    for at in 0..30 {
+        places.extend(volume.changes(&engine).prepare_write(ino, 2 * at..2 * at + 1).unwrap());
+    }
+    places.extend(volume.changes(&engine).prepare_write(ino, 60..62).unwrap());
+    assert!(places.iter().any(|place| place.kind == XfsWriteKind::Staged));
+    fill(&volume, &engine, 2);
+    let content = volume.random.bytes(index(62 * block));
+    for at in (0..60).step_by(2) {
+        let bytes = index(at * block)..index((at + 1) * block);
+        volume.files[1].bytes[bytes.clone()].copy_from_slice(&content[bytes]);
+    }
+    volume.files[1].bytes.extend_from_slice(&content[index(60 * block)..]);
+    store(&engine, &volume.files[1].bytes, &places);
+    let size = Some(62 * block);
+    volume.changes(&engine).commit_write(ino, &places, size).unwrap();
+    volume.assert_cut_recovers(&engine);
+    volume.assert_unmounts(engine);
+}

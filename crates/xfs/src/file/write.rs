@@ -1,0 +1,356 @@
+//! Places to write data to, and the commit of what was written.
+
+use std::ops::Range;
+
+use offshoot_vfs::{Errno, Error, Result, Structure};
+use offshoot_xfs_format::inode::XfsInodeFlags2;
+use offshoot_xfs_format::log::items::{XfsCountExtent, XfsCountOp, XfsReverseOp};
+use offshoot_xfs_format::record::{MOST_FILE_BLOCKS, XfsExtent, XfsOwner};
+use offshoot_xfs_format::{FileBlock, FsBlock, Ino};
+
+use super::{FORK, XfsFileChanges, raise_size, require_extents};
+use crate::defer::DeferredWork;
+use crate::group::{ReverseOwner, shared_part};
+use crate::inode::change::{end, map_extent, next_mapped, part, piece_at, replace_part};
+use crate::trans::{AgExtent, XfsTransaction, XfsTransactionKind as Kind};
+
+/// What a commit has to do about a place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum XfsWriteKind {
+    /// Nothing: the file shows what is there.
+    InPlace,
+    /// The blocks are mapped as unwritten.
+    Unwritten,
+    /// The blocks are staged: the file maps others, which it shares.
+    Staged,
+}
+
+/// Where blocks of a file are to be written. All of them are: nothing is known about what they
+/// hold, but for blocks in place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct XfsWritePlace {
+    /// The first block of the file.
+    pub(crate) at: FileBlock,
+    /// The first block of the volume.
+    pub(crate) start: FsBlock,
+    pub(crate) count: u32,
+    pub(crate) kind: XfsWriteKind,
+}
+
+impl XfsWritePlace {
+    fn end(&self) -> u64 {
+        self.at.0 + u64::from(self.count)
+    }
+
+    /// The place without its first blocks.
+    fn behind(&self, count: u32) -> Self {
+        Self {
+            at: FileBlock(self.at.0 + u64::from(count)),
+            start: FsBlock(self.start.0 + u64::from(count)),
+            count: self.count.saturating_sub(count),
+            ..*self
+        }
+    }
+
+    fn of(extent: &XfsExtent, kind: XfsWriteKind) -> Self {
+        Self { at: extent.offset, start: extent.start, count: extent.count, kind }
+    }
+}
+
+/// Which free blocks a step may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum SpaceFor {
+    /// Those that files may have.
+    Data,
+    /// Also those that groups hold back: a removal goes on.
+    Removal,
+}
+
+impl XfsFileChanges<'_> {
+    /// Places for the data of a range of blocks, ascending. What files share gets other blocks,
+    /// which the caller commits, or gives back by [`Self::abandon_write`].
+    ///
+    /// # Errors
+    /// `ENOSPC` when too few blocks are free. Unwritten blocks may stay, staged ones do not.
+    pub(crate) fn prepare_write(&self, ino: Ino, blocks: Range<u64>) -> Result<Vec<XfsWritePlace>> {
+        self.places(ino, blocks, SpaceFor::Data)
+    }
+
+    pub(super) fn places(
+        &self,
+        ino: Ino,
+        blocks: Range<u64>,
+        space: SpaceFor,
+    ) -> Result<Vec<XfsWritePlace>> {
+        if blocks.end > MOST_FILE_BLOCKS {
+            let what = format!("blocks {blocks:?} of inode {ino}");
+            return Err(Error::posix(Errno::FBIG, what));
+        }
+        let (mut places, mut at) = (Vec::new(), blocks.start);
+        while at < blocks.end {
+            match self.retry(|| self.next_place(ino, at..blocks.end, space)) {
+                Ok(place) => {
+                    // With a hint, the first ones may end in front of the range.
+                    if place.end() > at {
+                        at = place.end();
+                        places.push(place);
+                    }
+                }
+                Err(error) => {
+                    self.abandon_write(&places)?;
+                    return Err(error);
+                }
+            }
+        }
+        Ok(places)
+    }
+
+    /// The place for the front of a range.
+    fn next_place(&self, ino: Ino, blocks: Range<u64>, space: SpaceFor) -> Result<XfsWritePlace> {
+        let mut t = self.begin(Kind::Write, ino)?;
+        let found = next_mapped(&mut t, ino, FORK, FileBlock(blocks.start))?;
+        let next = found.map_or(u64::MAX, |found| found.offset.0);
+        let old = found.and_then(|found| part(&found, blocks.start, end(&found).min(blocks.end)));
+        let Some(old) = old else {
+            let (new, work) = self.fill_hole(&mut t, ino, blocks.start..blocks.end.min(next))?;
+            self.finish(t, work, &[ino])?;
+            let last = end(&new).min(blocks.end);
+            let new = part(&new, blocks.start, last).unwrap_or(new);
+            return Ok(XfsWritePlace::of(&new, XfsWriteKind::Unwritten));
+        };
+        if old.is_unwritten {
+            return Ok(XfsWritePlace::of(&old, XfsWriteKind::Unwritten));
+        }
+        let Some(shared) = shared_range(&mut t, ino, &old)? else {
+            return Ok(XfsWritePlace::of(&old, XfsWriteKind::InPlace));
+        };
+        if let Some(own) = part(&old, old.offset.0, shared.start) {
+            return Ok(XfsWritePlace::of(&own, XfsWriteKind::InPlace));
+        }
+        let count = self.most_at_once(shared.end - shared.start);
+        self.stage(t, ino, &XfsExtent { count, ..old }, space)
+    }
+
+    /// Stages blocks for data that takes the place of `old`, or of its front.
+    fn stage(
+        &self,
+        mut t: XfsTransaction<'_>,
+        ino: Ino,
+        old: &XfsExtent,
+        space: SpaceFor,
+    ) -> Result<XfsWritePlace> {
+        match space {
+            SpaceFor::Data => t.promise(old.count.into())?,
+            SpaceFor::Removal => t.promise_of_all(old.count.into())?,
+        }
+        let near = t.geometry().split(old.start);
+        let owner = ReverseOwner::special(XfsOwner::Staging);
+        let found = self.find_blocks(&mut t, ino, old.count, (near, false), owner)?;
+        let work = DeferredWork::Count(XfsCountExtent::new(XfsCountOp::Stage, found));
+        self.finish(t, vec![work], &[ino])?;
+        let (start, count) = found;
+        Ok(XfsWritePlace { at: old.offset, start, count, kind: XfsWriteKind::Staged })
+    }
+
+    /// Makes visible what was written to places of a file, and raises its size to `size`. What lies
+    /// between its old size and the first place becomes zeros.
+    ///
+    /// # Errors
+    /// `ENOSPC` when a tree of extents has to grow and no block at all is free. What was not
+    /// committed is to be given back.
+    pub(crate) fn commit_write(
+        &self,
+        ino: Ino,
+        places: &[XfsWritePlace],
+        size: Option<u64>,
+    ) -> Result<()> {
+        if let (Some(_), Some(first)) = (size, places.first()) {
+            let (old, start) = (self.size(ino)?, first.at.0 << self.block_log());
+            if old < start {
+                self.clear(ino, old..start)?;
+            }
+        }
+        let mut is_size_set = false;
+        for (index, place) in places.iter().enumerate() {
+            // Nothing of a larger size is visible before all of its data is.
+            let size = size.filter(|_| index + 1 == places.len());
+            is_size_set = match place.kind {
+                XfsWriteKind::InPlace => false,
+                XfsWriteKind::Unwritten => {
+                    let range = place.at.0..place.end();
+                    self.convert(ino, range, false, size)?
+                }
+                XfsWriteKind::Staged => self.remap(ino, place, size)?,
+            };
+        }
+        match size {
+            Some(size) if !is_size_set => {
+                let mut t = self.begin(Kind::ChangeInode, ino)?;
+                raise_size(&mut t, ino, size)?;
+                t.commit().map(drop)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Gives the staged blocks of places back. Others stay as they are.
+    pub(crate) fn abandon_write(&self, places: &[XfsWritePlace]) -> Result<()> {
+        for place in places.iter().filter(|place| place.kind == XfsWriteKind::Staged) {
+            let t = self.transactions.begin_step(Kind::Truncate, 0)?;
+            let blocks = (place.start, place.count);
+            let work = DeferredWork::unstaged(self.transactions.geometry(), blocks, true);
+            self.finish(t, work, &[])?;
+        }
+        Ok(())
+    }
+
+    /// Makes the mapped blocks of a range written, or unwritten. With the last of them the size
+    /// grows to `size`. Returns whether there was a last one.
+    pub(super) fn convert(
+        &self,
+        ino: Ino,
+        blocks: Range<u64>,
+        is_unwritten: bool,
+        size: Option<u64>,
+    ) -> Result<bool> {
+        let mut at = blocks.start;
+        while at < blocks.end {
+            let step = self.retry(|| self.convert_step(ino, at..blocks.end, is_unwritten, size))?;
+            match step {
+                Some(next) => at = next,
+                None => return Ok(false),
+            }
+        }
+        Ok(!blocks.is_empty())
+    }
+
+    /// Converts the first extent of a range that has to be. Returns the block behind it.
+    fn convert_step(
+        &self,
+        ino: Ino,
+        blocks: Range<u64>,
+        is_unwritten: bool,
+        size: Option<u64>,
+    ) -> Result<Option<u64>> {
+        let mut t = self.begin(Kind::Write, ino)?;
+        let mut at = blocks.start;
+        let old = loop {
+            let found = next_mapped(&mut t, ino, FORK, FileBlock(at))?;
+            let Some(found) = found.filter(|found| found.offset.0 < blocks.end) else {
+                return Ok(None);
+            };
+            if found.is_unwritten != is_unwritten {
+                break found;
+            }
+            at = end(&found);
+        };
+        let (start, last) = (old.offset.0.max(at), end(&old).min(blocks.end));
+        let Some(old) = part(&old, start, last) else { return Ok(None) };
+        let work = self.convert_extent(&mut t, ino, &old)?;
+        if let Some(size) = size.filter(|_| last == blocks.end) {
+            raise_size(&mut t, ino, size)?;
+        }
+        self.finish(t, work, &[ino])?;
+        Ok(Some(last))
+    }
+
+    /// Converts an extent, or a part of one. Returns the work that follows.
+    pub(super) fn convert_extent(
+        &self,
+        t: &mut XfsTransaction<'_>,
+        ino: Ino,
+        old: &XfsExtent,
+    ) -> Result<Vec<DeferredWork>> {
+        require_extents(t, ino, 2)?;
+        // The data is written already.
+        t.promise_of_all(self.tree_blocks())?;
+        let new = XfsExtent { is_unwritten: !old.is_unwritten, ..*old };
+        let (_, tree_blocks) = replace_part(t, ino, FORK, &new)?;
+        let mut work: Vec<_> = DeferredWork::of_tree_blocks(ino, FORK, &tree_blocks).collect();
+        work.extend(DeferredWork::reverse(t, XfsReverseOp::Convert, (ino, FORK), new)?);
+        Ok(work)
+    }
+
+    /// Maps staged blocks in the place of what the file has there. Returns whether the size grew
+    /// with the last of them, if it had to.
+    fn remap(&self, ino: Ino, place: &XfsWritePlace, size: Option<u64>) -> Result<bool> {
+        let mut rest = *place;
+        while rest.count > 0 {
+            let done = self.retry(|| self.remap_step(ino, &rest, size))?;
+            rest = rest.behind(done);
+        }
+        Ok(true)
+    }
+
+    /// Maps the first staged blocks, as many as take the place of one extent or of a hole. Returns
+    /// how many.
+    fn remap_step(&self, ino: Ino, staged: &XfsWritePlace, size: Option<u64>) -> Result<u32> {
+        let mut t = self.begin(Kind::Truncate, ino)?;
+        require_extents(&mut t, ino, 2)?;
+        let old = piece_at(&mut t, ino, FORK, staged.at.0, staged.count.into())?;
+        let count = u32::try_from(old.blocks).unwrap_or(staged.count).min(staged.count);
+        // The data is written already.
+        t.promise_of_all(self.tree_blocks())?;
+        let (offset, start) = (staged.at, staged.start);
+        let new = XfsExtent { offset, start, count, is_unwritten: false };
+        let unstaged = DeferredWork::unstaged(t.geometry(), (start, count), false);
+        let work = self.map_in_place(&mut t, ino, old.extent.is_some(), &new, unstaged)?;
+        if let Some(size) = size.filter(|_| count == staged.count) {
+            raise_size(&mut t, ino, size)?;
+        }
+        self.finish(t, work, &[ino])?;
+        Ok(count)
+    }
+
+    /// Maps an extent where a part of another one, or a hole, is. Returns the work that follows,
+    /// with `between`: what is done when the file has lost its old blocks, and has not yet got the
+    /// new ones.
+    pub(super) fn map_in_place(
+        &self,
+        t: &mut XfsTransaction<'_>,
+        ino: Ino,
+        is_mapped: bool,
+        new: &XfsExtent,
+        between: Vec<DeferredWork>,
+    ) -> Result<Vec<DeferredWork>> {
+        let (old, tree_blocks) = if is_mapped {
+            let (old, tree_blocks) = replace_part(t, ino, FORK, new)?;
+            (Some(old), tree_blocks)
+        } else {
+            (None, map_extent(t, ino, FORK, new)?.tree_blocks)
+        };
+        let of = (ino, FORK);
+        let mut work: Vec<_> = DeferredWork::of_tree_blocks(ino, FORK, &tree_blocks).collect();
+        if let Some(old) = old {
+            work.extend(DeferredWork::reverse(t, XfsReverseOp::Unmap, of, old)?);
+        }
+        work.extend(between);
+        if let Some(old) = old {
+            work.push(DeferredWork::release(t, of, (old.start, old.count))?);
+        }
+        work.extend(DeferredWork::reverse(t, XfsReverseOp::Map, of, *new)?);
+        Ok(work)
+    }
+}
+
+/// The first blocks in a row of an extent of a file that other files have too, as blocks of the
+/// file. Locks the AGF of a file that may share blocks.
+pub(super) fn shared_range(
+    t: &mut XfsTransaction<'_>,
+    ino: Ino,
+    extent: &XfsExtent,
+) -> Result<Option<Range<u64>>> {
+    if !t.inode(ino)?.core().flags2().contains(XfsInodeFlags2::REFLINK) {
+        return Ok(None);
+    }
+    let outside = || {
+        let problem = format!("inode {ino}: {extent:?} is not in the volume");
+        Error::corrupt(Structure::ExtentRecord, problem)
+    };
+    let (ag, start) = t.geometry().split(extent.start).ok_or_else(outside)?;
+    let shared = shared_part(t, ag, AgExtent { start, count: extent.count })?;
+    Ok(shared.map(|shared| {
+        let first = extent.offset.0 + u64::from(shared.start.0.saturating_sub(start.0));
+        first..first + u64::from(shared.count)
+    }))
+}
