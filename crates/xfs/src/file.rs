@@ -53,7 +53,6 @@ use offshoot_xfs_format::inode::{XfsInodeFlags, file_type};
 
 use crate::defer::{DeferredChain, DeferredWork, IntentIds};
 use crate::trans::{ForkName, XfsTransaction, XfsTransactionKind as Kind, XfsTransactions};
-pub(crate) use write::{XfsWriteKind, XfsWritePlace};
 
 /// The fork with the data.
 const FORK: ForkName = ForkName::Data;
@@ -114,18 +113,6 @@ impl<'e> XfsFileChanges<'e> {
         chain.finish(t, kept)
     }
 
-    /// Calls `step`, and calls it again while it finds groups locked that it must not wait for. It
-    /// has committed nothing then: a chain that fails ends all writing.
-    fn retry<T>(&self, mut step: impl FnMut() -> Result<T>) -> Result<T> {
-        for _ in 1..MOST_TRIES {
-            match step() {
-                Err(Error::Posix { errno: Errno::AGAIN, .. }) => thread::sleep(PAUSE),
-                outcome => return outcome,
-            }
-        }
-        step()
-    }
-
     /// The size of a file.
     pub(crate) fn size(&self, ino: Ino) -> Result<u64> {
         let mut t = self.begin(Kind::ChangeTimes, ino)?;
@@ -159,6 +146,18 @@ impl<'e> XfsFileChanges<'e> {
         let what = format!("bytes {bytes:?}, where blocks have {}", self.block_bytes());
         Err(Error::posix(Errno::INVAL, what))
     }
+}
+
+/// Calls `step`, and calls it again while it finds groups locked that it must not wait for. It has
+/// committed nothing then: a chain that fails ends all writing.
+fn retry<T>(mut step: impl FnMut() -> Result<T>) -> Result<T> {
+    for _ in 1..MOST_TRIES {
+        match step() {
+            Err(Error::Posix { errno: Errno::AGAIN, .. }) => thread::sleep(PAUSE),
+            outcome => return outcome,
+        }
+    }
+    step()
 }
 
 /// Locks an inode, and proves that its data can be changed here.

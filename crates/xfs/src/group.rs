@@ -22,7 +22,6 @@ mod headers;
 mod held_back;
 #[cfg_attr(not(test), expect(dead_code, reason = "the calls that change files are to come"))]
 mod inodes;
-#[cfg_attr(not(test), expect(dead_code, reason = "the calls that change files are to come"))]
 mod references;
 mod reverse;
 mod spread;

@@ -20,12 +20,20 @@ pub(crate) fn engine(disk: &XfsDisk) -> XfsTransactions {
 
 /// The engine on a device with a clean log.
 pub(crate) fn engine_on(device: Arc<dyn BlockDevice>) -> XfsTransactions {
+    engine_with(device, &XfsLogOptions::default())
+}
+
+/// The engine on a device with a clean log, which works as `options` say.
+pub(crate) fn engine_with(
+    device: Arc<dyn BlockDevice>,
+    options: &XfsLogOptions,
+) -> XfsTransactions {
     let superblock = XfsSuperblock::parse(&sector_at(&*device, 0).unwrap()).unwrap();
     let found = VolumeLog::find(&device, &superblock).unwrap();
     assert!(found.ends.is_clean);
     let stop = WriteStop::new(None);
     let ring = LogDisk::new(&device, &superblock).unwrap();
-    let log = XfsLog::start(ring, &found.ends, &[], &stop, &XfsLogOptions::default()).unwrap();
+    let log = XfsLog::start(ring, &found.ends, &[], &stop, options).unwrap();
     let buffers = Arc::new(XfsBuffers::new(device, superblock.geometry.clone(), 4 << 20));
     let counts = group::volume_counts(&buffers).unwrap();
     XfsTransactions::new(buffers, log, &superblock, counts, &stop)

@@ -21,7 +21,7 @@ use offshoot_xfs_format::inode::XfsInodeFlags;
 use offshoot_xfs_format::record::{MOST_EXTENT_BLOCKS, MOST_FILE_BLOCKS, XfsExtent};
 use offshoot_xfs_format::{AgBlock, AgNumber, FileBlock, FsBlock, Ino};
 
-use super::{FORK, MOST_PASSED_OVER, XfsFileChanges, require_extents};
+use super::{FORK, MOST_PASSED_OVER, XfsFileChanges, require_extents, retry};
 use crate::defer::DeferredWork;
 use crate::group::{ExtentWish, ReverseOwner, allocate_anywhere};
 use crate::inode::change::{end, map_extent, next_mapped, previous_mapped};
@@ -41,7 +41,7 @@ impl XfsFileChanges<'_> {
         }
         let mut at = blocks.start;
         while at < blocks.end {
-            at = self.retry(|| self.allocate_step(ino, at..blocks.end))?;
+            at = retry(|| self.allocate_step(ino, at..blocks.end))?;
         }
         Ok(())
     }

@@ -18,7 +18,9 @@ use offshoot_xfs_format::record::{MOST_FILE_BLOCKS, XfsExtent};
 use offshoot_xfs_format::{BasicBlock, FileBlock, FsBlock, Ino};
 
 use super::write::{SpaceFor, shared_range};
-use super::{FORK, MOST_BYTES, MOST_PASSED_OVER, XfsFileChanges, require_extents};
+use super::{
+    FORK, MOST_BYTES, MOST_PASSED_OVER, XfsFileChanges, require_extents, require_file, retry,
+};
 use crate::defer::{DeferredWork, MOST_UNMAPPED};
 use crate::inode::change::{end, mapped, next_mapped, part, unmap_extents};
 use crate::trans::{XfsTransaction, XfsTransactionKind as Kind};
@@ -52,14 +54,14 @@ impl XfsFileChanges<'_> {
             self.zero_in_block(ino, size >> self.block_log(), inside..self.block_bytes())?;
         }
         let blocks = size.div_ceil(self.block_bytes())..MOST_FILE_BLOCKS;
-        while !self.retry(|| self.truncate_step(ino, size, blocks.clone()))? {}
+        while !retry(|| self.truncate_step(ino, size, blocks.clone()))? {}
         Ok(())
     }
 
     /// Sets the size, and unmaps the last extents behind it. Returns whether none is left.
     fn truncate_step(&self, ino: Ino, size: u64, blocks: Range<u64>) -> Result<bool> {
         let mut t = self.transactions.begin_step(Kind::Truncate, 0)?;
-        super::require_file(&mut t, ino)?;
+        require_file(&mut t, ino)?;
         if t.inode(ino)?.core().size.get() != size {
             t.inode(ino)?.core_mut().size = size.into();
         }
@@ -85,7 +87,7 @@ impl XfsFileChanges<'_> {
     pub(super) fn unmap_blocks(&self, ino: Ino, blocks: Range<u64>) -> Result<()> {
         let mut is_done = blocks.is_empty();
         while !is_done {
-            is_done = self.retry(|| {
+            is_done = retry(|| {
                 let t = self.begin(Kind::Truncate, ino)?;
                 self.unmap_step(t, ino, blocks.clone())
             })?;
@@ -118,7 +120,7 @@ impl XfsFileChanges<'_> {
         let blocks = self.zero_edges(ino, &bytes)?;
         let mut at = blocks.start;
         while at < blocks.end {
-            at = self.retry(|| self.clear_step(ino, at..blocks.end))?;
+            at = retry(|| self.clear_step(ino, at..blocks.end))?;
         }
         Ok(blocks)
     }

@@ -11,7 +11,10 @@ use offshoot_xfs_format::log::items::{XfsCountExtent, XfsCountOp};
 use offshoot_xfs_format::record::{MOST_FILE_BLOCKS, XfsExtent};
 use offshoot_xfs_format::{FileBlock, Ino};
 
-use super::{FORK, MOST_PASSED_OVER, XfsFileChanges, raise_size, require_extents, require_file};
+use super::write::map_in_place;
+use super::{
+    FORK, MOST_PASSED_OVER, XfsFileChanges, raise_size, require_extents, require_file, retry,
+};
 use crate::defer::{DeferredWork, MOST_UNMAPPED};
 use crate::group::has_room;
 use crate::inode::change::{ForkPiece, part, piece_at, unmap_extents};
@@ -71,7 +74,7 @@ impl XfsFileChanges<'_> {
         }
         let mut rest = *range;
         while rest.blocks > 0 {
-            let done = self.retry(|| self.clone_step(&rest))?;
+            let done = retry(|| self.clone_step(&rest))?;
             rest = rest.behind(done);
         }
         match size {
@@ -118,7 +121,7 @@ impl XfsFileChanges<'_> {
     }
 
     /// Maps the blocks of an extent of the source in the destination too.
-    fn share_extent(
+    pub(super) fn share_extent(
         &self,
         t: &mut XfsTransaction<'_>,
         range: &XfsCloneRange,
@@ -138,7 +141,7 @@ impl XfsFileChanges<'_> {
         }
         let count = XfsCountExtent::new(XfsCountOp::Increase, (source.start, source.count));
         let new = XfsExtent { offset, ..*source };
-        self.map_in_place(t, ino, is_mapped, &new, vec![DeferredWork::Count(count)])
+        map_in_place(t, ino, is_mapped, &new, vec![DeferredWork::Count(count)])
     }
 
     /// The trees of owners and of references of the group of shared blocks grow in later

@@ -17,7 +17,7 @@ use offshoot_xfs_format::log::items::XfsReverseOp;
 use offshoot_xfs_format::record::{MOST_FILE_BLOCKS, XfsExtent};
 use offshoot_xfs_format::{FileBlock, Ino};
 
-use super::{FORK, MOST_BYTES, XfsFileChanges, require_extents};
+use super::{FORK, MOST_BYTES, XfsFileChanges, require_extents, retry};
 use crate::defer::DeferredWork;
 use crate::inode::change::{end, move_extent, next_mapped, previous_mapped, split_extent};
 use crate::trans::{XfsTransaction, XfsTransactionKind as Kind};
@@ -33,7 +33,7 @@ impl XfsFileChanges<'_> {
         }
         self.unmap_blocks(ino, blocks.clone())?;
         let mut at = blocks.end;
-        while let Some(next) = self.retry(|| self.move_to_front(ino, &blocks, at))? {
+        while let Some(next) = retry(|| self.move_to_front(ino, &blocks, at))? {
             at = next;
         }
         self.set_size(ino, size - (bytes.end - bytes.start))
@@ -66,7 +66,7 @@ impl XfsFileChanges<'_> {
         // Before anything moves behind the old size, where no reader sees it.
         self.truncate(ino, new_size)?;
         let mut behind = MOST_FILE_BLOCKS;
-        while let Some(next) = self.retry(|| self.move_to_back(ino, &blocks, behind))? {
+        while let Some(next) = retry(|| self.move_to_back(ino, &blocks, behind))? {
             behind = next;
         }
         Ok(())
@@ -75,7 +75,7 @@ impl XfsFileChanges<'_> {
     /// Proves that the last extent can move, and makes two of the one that the range cuts.
     fn make_room(&self, ino: Ino, blocks: &Range<u64>) -> Result<()> {
         let len = blocks.end - blocks.start;
-        self.retry(|| {
+        retry(|| {
             let mut t = self.begin(Kind::Write, ino)?;
             require_extents(&mut t, ino, 1)?;
             let last = previous_mapped(&mut t, ino, FORK, FileBlock(MOST_FILE_BLOCKS))?;

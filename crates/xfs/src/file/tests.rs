@@ -7,6 +7,7 @@ mod full;
 
 use std::ops::Range;
 use std::path::Path;
+use std::thread;
 
 use offshoot_testkit::random::{Random, seed_of_run};
 use offshoot_testkit::xfs::disk::{LARGE_BLOCKS, RECOVERY, XfsDisk};
@@ -15,8 +16,9 @@ use offshoot_vfs::{FileId, FileSystem};
 use offshoot_xfs_format::geometry::XfsLayout;
 use offshoot_xfs_format::{AgNumber, FileBlock, Ino};
 
+use super::XfsFileChanges;
 use super::share::XfsCloneRange;
-use super::{XfsFileChanges, XfsWritePlace};
+use super::write::XfsWritePlace;
 use crate::defer::IntentIds;
 use crate::group;
 use crate::inode::SPACE;
@@ -36,14 +38,19 @@ struct ModelFile {
     bytes: Vec<u8>,
 }
 
-/// A volume with files, and a model of their bytes.
-struct FileVolume {
-    disk: XfsDisk,
-    ids: IntentIds,
+/// Files that are changed at random.
+struct FileModel {
     files: Vec<ModelFile>,
     random: Random,
     /// The blocks that the test gives a file.
     most_blocks: u64,
+}
+
+/// A volume with files, and a model of their bytes.
+struct FileVolume {
+    disk: XfsDisk,
+    ids: IntentIds,
+    model: FileModel,
     kernel_says: Vec<&'static str>,
 }
 
@@ -58,6 +65,176 @@ fn engine(disk: &XfsDisk) -> XfsTransactions {
 
 fn index(at: u64) -> usize {
     usize::try_from(at).unwrap()
+}
+
+impl FileModel {
+    /// A range of bytes, at times of whole blocks, at most `most` blocks long.
+    fn range(&mut self, block: u64, most: u64) -> Range<u64> {
+        let (start, len) = (self.random.below(self.most_blocks), 1 + self.random.below(most));
+        let end = (start + len).min(self.most_blocks);
+        let (start, end) = (start * block, end * block);
+        match self.random.below(3) {
+            0 => start..end,
+            1 => start + self.random.below(block)..end,
+            _ => start + self.random.below(block / 2)..end - self.random.below(block / 2),
+        }
+    }
+
+    /// What a program writes: the blocks that the bytes lie in, as a page cache has them.
+    fn write(
+        &mut self,
+        changes: XfsFileChanges<'_>,
+        file: usize,
+        bytes: Range<u64>,
+        is_lost: bool,
+    ) {
+        let block = changes.transactions.geometry().block_size() as u64;
+        let blocks = bytes.start / block..bytes.end.div_ceil(block);
+        let ino = self.files[file].ino;
+        let places = changes.prepare_write(ino, blocks).unwrap();
+        if is_lost {
+            return changes.abandon_write(&places).unwrap();
+        }
+        let new = self.random.bytes(index(bytes.end - bytes.start));
+        let content = &mut self.files[file].bytes;
+        let old_size = content.len();
+        content.resize(old_size.max(index(bytes.end)), 0);
+        content[index(bytes.start)..index(bytes.end)].copy_from_slice(&new);
+        let size = (content.len() > old_size).then_some(content.len() as u64);
+        store(changes.transactions, content, &places);
+        changes.commit_write(ino, &places, size).unwrap();
+    }
+
+    fn truncate(&mut self, changes: XfsFileChanges<'_>, file: usize, size: u64) {
+        changes.truncate(self.files[file].ino, size).unwrap();
+        self.files[file].bytes.resize(index(size), 0);
+    }
+
+    /// Makes a hole, or zeros, of a range.
+    fn punch(
+        &mut self,
+        changes: XfsFileChanges<'_>,
+        file: usize,
+        bytes: &Range<u64>,
+        is_hole: bool,
+    ) {
+        let ino = self.files[file].ino;
+        if is_hole {
+            changes.punch(ino, bytes).unwrap();
+        } else {
+            changes.zero(ino, bytes).unwrap();
+        }
+        let content = &mut self.files[file].bytes;
+        let [start, end] = [bytes.start, bytes.end].map(|at| index(at).min(content.len()));
+        content[start..end].fill(0);
+    }
+
+    fn collapse(&mut self, changes: XfsFileChanges<'_>, file: usize, bytes: &Range<u64>) {
+        let len = self.files[file].bytes.len() as u64;
+        let outcome = changes.collapse(self.files[file].ino, bytes);
+        assert_eq!(outcome.is_ok(), bytes.end < len, "{outcome:?}");
+        if bytes.end < len {
+            self.files[file].bytes.drain(index(bytes.start)..index(bytes.end));
+        }
+    }
+
+    fn insert(&mut self, changes: XfsFileChanges<'_>, file: usize, bytes: &Range<u64>) {
+        let (at, len) = (bytes.start, bytes.end - bytes.start);
+        let outcome = changes.insert(self.files[file].ino, at, len);
+        let is_inside = at < self.files[file].bytes.len() as u64;
+        assert_eq!(outcome.is_ok(), is_inside, "{outcome:?}");
+        if is_inside {
+            let hole = vec![0; index(len)];
+            self.files[file].bytes.splice(index(at)..index(at), hole);
+        }
+    }
+
+    /// Clones blocks from one place to another, and the end of the source if it lies in them.
+    fn share(
+        &mut self,
+        changes: XfsFileChanges<'_>,
+        from: (usize, u64),
+        to: (usize, u64),
+        len: u64,
+    ) {
+        let block = changes.transactions.geometry().block_size() as u64;
+        let source = &self.files[from.0].bytes;
+        let start = from.1 * block;
+        let end = (start + len * block).min(source.len() as u64);
+        if end <= start || from.0 == to.0 && from.1.abs_diff(to.1) < len {
+            return;
+        }
+        let copied = source[index(start)..index(end)].to_vec();
+        let at = to.1 * block;
+        let size = at + copied.len() as u64;
+        let destination = self.files[to.0].bytes.len();
+        if (copied.len() as u64).is_multiple_of(block) || size >= destination as u64 {
+            let range = XfsCloneRange {
+                from: (self.files[from.0].ino, FileBlock(from.1)),
+                to: (self.files[to.0].ino, FileBlock(to.1)),
+                blocks: (copied.len() as u64).div_ceil(block),
+            };
+            changes.clone_range(&range, Some(size)).unwrap();
+            let content = &mut self.files[to.0].bytes;
+            content.resize(destination.max(index(size)), 0);
+            content[index(at)..index(size)].copy_from_slice(&copied);
+        }
+    }
+
+    fn step(&mut self, changes: XfsFileChanges<'_>) {
+        let choice = self.random.below(40);
+        self.change(changes, choice);
+    }
+
+    /// A change at random, of the kind that `choice` says.
+    fn change(&mut self, changes: XfsFileChanges<'_>, choice: u64) {
+        let block = changes.transactions.geometry().block_size() as u64;
+        let file = index(self.random.below(self.files.len() as u64));
+        let has_sharing = changes.transactions.geometry().layout.contains(XfsLayout::SHARED_BLOCKS);
+        let whole =
+            |bytes: Range<u64>| bytes.start / block * block..bytes.end.div_ceil(block) * block;
+        match choice {
+            0..16 => {
+                let (bytes, is_lost) = (self.range(block, 9), self.random.below(8) == 0);
+                self.write(changes, file, bytes, is_lost);
+            }
+            16..19 => {
+                let size = self.random.below(self.most_blocks * block);
+                self.truncate(changes, file, size);
+            }
+            19..23 => {
+                let (bytes, is_hole) = (self.range(block, 12), self.random.below(2) == 0);
+                self.punch(changes, file, &bytes, is_hole);
+            }
+            23..25 => {
+                let bytes = whole(self.range(block, 9));
+                self.collapse(changes, file, &bytes);
+            }
+            25..27 => {
+                let bytes = whole(self.range(block, 9));
+                let len = self.files[file].bytes.len() as u64 + (bytes.end - bytes.start);
+                if len <= self.most_blocks * block {
+                    self.insert(changes, file, &bytes);
+                }
+            }
+            27..30 => {
+                let bytes = self.range(block, 30);
+                let blocks = bytes.start / block..bytes.end.div_ceil(block);
+                changes.allocate(self.files[file].ino, blocks).unwrap();
+            }
+            30..37 if has_sharing => {
+                let from = index(self.random.below(self.files.len() as u64));
+                let from = (from, self.random.below(self.most_blocks));
+                let len = 1 + self.random.below(40);
+                let at = self.random.below(self.most_blocks - len.min(self.most_blocks - 1));
+                let len = len.min(self.most_blocks - at);
+                self.share(changes, from, (file, at), len);
+            }
+            37 if self.random.below(8) == 0 => changes.transactions.log().force_all().unwrap(),
+            38 if self.random.below(20) == 0 => changes.transactions.log().push_tail().unwrap(),
+            _ => {}
+        }
+    }
 }
 
 impl FileVolume {
@@ -76,176 +253,24 @@ impl FileVolume {
         drop(mount);
         let random = Random::new(seed);
         let most_blocks = if has_large_blocks { 20 } else { 160 };
-        Some(Self { disk, ids: IntentIds::default(), files, random, most_blocks, kernel_says })
-    }
-
-    fn changes<'e>(&'e self, engine: &'e XfsTransactions) -> XfsFileChanges<'e> {
-        XfsFileChanges::new(engine, &self.ids)
-    }
-
-    /// A range of bytes, at times of whole blocks, at most `most` blocks long.
-    fn range(&mut self, block: u64, most: u64) -> Range<u64> {
-        let (start, len) = (self.random.below(self.most_blocks), 1 + self.random.below(most));
-        let end = (start + len).min(self.most_blocks);
-        let (start, end) = (start * block, end * block);
-        match self.random.below(3) {
-            0 => start..end,
-            1 => start + self.random.below(block)..end,
-            _ => start + self.random.below(block / 2)..end - self.random.below(block / 2),
-        }
-    }
-
-    /// What a program writes: the blocks that the bytes lie in, as a page cache has them.
-    fn write(&mut self, engine: &XfsTransactions, file: usize, bytes: Range<u64>, is_lost: bool) {
-        let block = engine.geometry().block_size() as u64;
-        let blocks = bytes.start / block..bytes.end.div_ceil(block);
-        let changes = XfsFileChanges::new(engine, &self.ids);
-        let ino = self.files[file].ino;
-        let places = changes.prepare_write(ino, blocks).unwrap();
-        if is_lost {
-            return changes.abandon_write(&places).unwrap();
-        }
-        let new = self.random.bytes(index(bytes.end - bytes.start));
-        let content = &mut self.files[file].bytes;
-        let old_size = content.len();
-        content.resize(old_size.max(index(bytes.end)), 0);
-        content[index(bytes.start)..index(bytes.end)].copy_from_slice(&new);
-        let size = (content.len() > old_size).then_some(content.len() as u64);
-        store(engine, content, &places);
-        changes.commit_write(ino, &places, size).unwrap();
-    }
-
-    fn truncate(&mut self, engine: &XfsTransactions, file: usize, size: u64) {
-        self.changes(engine).truncate(self.files[file].ino, size).unwrap();
-        self.files[file].bytes.resize(index(size), 0);
-    }
-
-    /// Makes a hole, or zeros, of a range.
-    fn punch(&mut self, engine: &XfsTransactions, file: usize, bytes: &Range<u64>, is_hole: bool) {
-        let ino = self.files[file].ino;
-        if is_hole {
-            self.changes(engine).punch(ino, bytes).unwrap();
-        } else {
-            self.changes(engine).zero(ino, bytes).unwrap();
-        }
-        let content = &mut self.files[file].bytes;
-        let [start, end] = [bytes.start, bytes.end].map(|at| index(at).min(content.len()));
-        content[start..end].fill(0);
-    }
-
-    fn collapse(&mut self, engine: &XfsTransactions, file: usize, bytes: &Range<u64>) {
-        let len = self.files[file].bytes.len() as u64;
-        let outcome = self.changes(engine).collapse(self.files[file].ino, bytes);
-        assert_eq!(outcome.is_ok(), bytes.end < len, "{outcome:?}");
-        if bytes.end < len {
-            self.files[file].bytes.drain(index(bytes.start)..index(bytes.end));
-        }
-    }
-
-    fn insert(&mut self, engine: &XfsTransactions, file: usize, bytes: &Range<u64>) {
-        let (at, len) = (bytes.start, bytes.end - bytes.start);
-        let outcome = self.changes(engine).insert(self.files[file].ino, at, len);
-        let is_inside = at < self.files[file].bytes.len() as u64;
-        assert_eq!(outcome.is_ok(), is_inside, "{outcome:?}");
-        if is_inside {
-            let hole = vec![0; index(len)];
-            self.files[file].bytes.splice(index(at)..index(at), hole);
-        }
-    }
-
-    /// Clones blocks from one place to another, and the end of the source if it lies in them.
-    fn share(&mut self, engine: &XfsTransactions, from: (usize, u64), to: (usize, u64), len: u64) {
-        let block = engine.geometry().block_size() as u64;
-        let source = &self.files[from.0].bytes;
-        let start = from.1 * block;
-        let end = (start + len * block).min(source.len() as u64);
-        if end <= start || from.0 == to.0 && from.1.abs_diff(to.1) < len {
-            return;
-        }
-        let copied = source[index(start)..index(end)].to_vec();
-        let at = to.1 * block;
-        let size = at + copied.len() as u64;
-        let destination = self.files[to.0].bytes.len();
-        if (copied.len() as u64).is_multiple_of(block) || size >= destination as u64 {
-            let range = XfsCloneRange {
-                from: (self.files[from.0].ino, FileBlock(from.1)),
-                to: (self.files[to.0].ino, FileBlock(to.1)),
-                blocks: (copied.len() as u64).div_ceil(block),
-            };
-            self.changes(engine).clone_range(&range, Some(size)).unwrap();
-            let content = &mut self.files[to.0].bytes;
-            content.resize(destination.max(index(size)), 0);
-            content[index(at)..index(size)].copy_from_slice(&copied);
-        }
-    }
-
-    fn step(&mut self, engine: &XfsTransactions) {
-        let block = engine.geometry().block_size() as u64;
-        let file = index(self.random.below(FILES.len() as u64));
-        let has_sharing = engine.geometry().layout.contains(XfsLayout::SHARED_BLOCKS);
-        let whole =
-            |bytes: Range<u64>| bytes.start / block * block..bytes.end.div_ceil(block) * block;
-        match self.random.below(40) {
-            0..16 => {
-                let (bytes, is_lost) = (self.range(block, 9), self.random.below(8) == 0);
-                self.write(engine, file, bytes, is_lost);
-            }
-            16..19 => {
-                let size = self.random.below(self.most_blocks * block);
-                self.truncate(engine, file, size);
-            }
-            19..23 => {
-                let (bytes, is_hole) = (self.range(block, 12), self.random.below(2) == 0);
-                self.punch(engine, file, &bytes, is_hole);
-            }
-            23..25 => {
-                let bytes = whole(self.range(block, 9));
-                self.collapse(engine, file, &bytes);
-            }
-            25..27 => {
-                let bytes = whole(self.range(block, 9));
-                let len = self.files[file].bytes.len() as u64 + (bytes.end - bytes.start);
-                if len <= self.most_blocks * block {
-                    self.insert(engine, file, &bytes);
-                }
-            }
-            27..30 => {
-                let bytes = self.range(block, 30);
-                let blocks = bytes.start / block..bytes.end.div_ceil(block);
-                self.changes(engine).allocate(self.files[file].ino, blocks).unwrap();
-            }
-            30..37 if has_sharing => {
-                let from = (index(self.random.below(4)), self.random.below(self.most_blocks));
-                let len = 1 + self.random.below(40);
-                let at = self.random.below(self.most_blocks - len.min(self.most_blocks - 1));
-                let len = len.min(self.most_blocks - at);
-                self.share(engine, from, (file, at), len);
-            }
-            37 if self.random.below(8) == 0 => engine.log().force_all().unwrap(),
-            38 if self.random.below(20) == 0 => engine.log().push_tail().unwrap(),
-            _ => {}
-        }
+        let model = FileModel { files, random, most_blocks };
+        Some(Self { disk, ids: IntentIds::default(), model, kernel_says })
     }
 
     /// Our reader finds what the model says, and our check finds nothing, with a log that is not
     /// replayed.
     fn assert_we_find(&self) {
         let volume = XfsVolume::open(self.disk.device(), &XfsOptions::default()).unwrap();
-        for file in &self.files {
-            self.assert_reads(&volume, file);
+        for file in &self.model.files {
+            assert_same(file, &contents(&volume, file.ino));
         }
         drop(volume);
         let found = check_xfs(&self.disk.device(), &XfsOptions::default()).unwrap();
         assert!(found.findings.is_empty(), "{:#?}", found.findings);
     }
 
-    fn assert_reads(&self, volume: &XfsVolume, file: &ModelFile) {
-        let found = contents(volume, file.ino);
-        assert_same(file, &found);
-    }
-
     fn assert_kernel_finds(&self, root: &Path) {
-        for file in &self.files {
+        for file in &self.model.files {
             assert_same(file, &std::fs::read(root.join(file.name)).unwrap());
         }
     }
@@ -270,7 +295,7 @@ impl FileVolume {
         self.assert_we_find();
         let mount = self.disk.mount("", &self.kernel_says);
         self.assert_kernel_finds(mount.path());
-        for file in &self.files {
+        for file in &self.model.files {
             std::fs::remove_file(mount.path().join(file.name)).unwrap();
         }
         drop(mount);
@@ -313,13 +338,34 @@ fn assert_nothing_is_staged(engine: &XfsTransactions) {
     }
 }
 
+/// Two threads change two files each, in the same groups.
+#[test]
+fn judges_find_what_threads_have_written() {
+    let Some(mut volume) = FileVolume::make(300, "", seed_of_run()) else { return };
+    let engine = engine(&volume.disk);
+    let changes = XfsFileChanges::new(&engine, &volume.ids);
+    let mut other = FileModel {
+        files: volume.model.files.split_off(2),
+        random: Random::new(volume.model.random.number()),
+        most_blocks: volume.model.most_blocks,
+    };
+    thread::scope(|scope| {
+        for model in [&mut volume.model, &mut other] {
+            scope.spawn(|| (0..400).for_each(|_| model.step(changes)));
+        }
+    });
+    volume.model.files.append(&mut other.files);
+    volume.assert_cut_recovers(&engine);
+    volume.assert_unmounts(engine);
+}
+
 /// Changes files at random.
 fn churn(mib: u64, options: &str, steps: usize) {
     let Some(mut volume) = FileVolume::make(mib, options, seed_of_run()) else { return };
     let engine = engine(&volume.disk);
     for _ in 0..3 {
         for _ in 0..steps {
-            volume.step(&engine);
+            volume.model.step(XfsFileChanges::new(&engine, &volume.ids));
         }
         engine.log().force_all().unwrap();
         volume.assert_we_find();

@@ -8,7 +8,7 @@ use offshoot_xfs_format::log::items::{XfsCountExtent, XfsCountOp, XfsReverseOp};
 use offshoot_xfs_format::record::{MOST_FILE_BLOCKS, XfsExtent, XfsOwner};
 use offshoot_xfs_format::{FileBlock, FsBlock, Ino};
 
-use super::{FORK, XfsFileChanges, raise_size, require_extents};
+use super::{FORK, XfsFileChanges, raise_size, require_extents, retry};
 use crate::defer::DeferredWork;
 use crate::group::{ReverseOwner, shared_part};
 use crate::inode::change::{end, map_extent, next_mapped, part, piece_at, replace_part};
@@ -88,7 +88,7 @@ impl XfsFileChanges<'_> {
         }
         let (mut places, mut at) = (Vec::new(), blocks.start);
         while at < blocks.end {
-            match self.retry(|| self.next_place(ino, at..blocks.end, space)) {
+            match retry(|| self.next_place(ino, at..blocks.end, space)) {
                 Ok(place) => {
                     // With a hint, the first ones may end in front of the range.
                     if place.end() > at {
@@ -215,7 +215,7 @@ impl XfsFileChanges<'_> {
     ) -> Result<bool> {
         let mut at = blocks.start;
         while at < blocks.end {
-            let step = self.retry(|| self.convert_step(ino, at..blocks.end, is_unwritten, size))?;
+            let step = retry(|| self.convert_step(ino, at..blocks.end, is_unwritten, size))?;
             match step {
                 Some(next) => at = next,
                 None => return Ok(false),
@@ -276,25 +276,15 @@ impl XfsFileChanges<'_> {
     fn remap(&self, ino: Ino, place: &XfsWritePlace, size: Option<u64>) -> Result<bool> {
         let mut rest = *place;
         while rest.count > 0 {
-            let done = self.retry(|| self.remap_step(ino, &rest, size))?;
+            let done = retry(|| self.remap_step(ino, &rest, size))?;
             rest = rest.behind(done);
         }
         Ok(true)
     }
 
-    /// Maps the first staged blocks, as many as take the place of one extent or of a hole. Returns
-    /// how many.
     fn remap_step(&self, ino: Ino, staged: &XfsWritePlace, size: Option<u64>) -> Result<u32> {
         let mut t = self.begin(Kind::Truncate, ino)?;
-        require_extents(&mut t, ino, 2)?;
-        let old = piece_at(&mut t, ino, FORK, staged.at.0, staged.count.into())?;
-        let count = u32::try_from(old.blocks).unwrap_or(staged.count).min(staged.count);
-        // The data is written already.
-        t.promise_of_all(self.tree_blocks())?;
-        let (offset, start) = (staged.at, staged.start);
-        let new = XfsExtent { offset, start, count, is_unwritten: false };
-        let unstaged = DeferredWork::unstaged(t.geometry(), (start, count), false);
-        let work = self.map_in_place(&mut t, ino, old.extent.is_some(), &new, unstaged)?;
+        let (count, work) = self.remap_front(&mut t, ino, staged)?;
         if let Some(size) = size.filter(|_| count == staged.count) {
             raise_size(&mut t, ino, size)?;
         }
@@ -302,35 +292,53 @@ impl XfsFileChanges<'_> {
         Ok(count)
     }
 
-    /// Maps an extent where a part of another one, or a hole, is. Returns the work that follows,
-    /// with `between`: what is done when the file has lost its old blocks, and has not yet got the
-    /// new ones.
-    pub(super) fn map_in_place(
+    /// Maps the first staged blocks, as many as take the place of one extent or of a hole. Returns
+    /// how many, and the work that follows.
+    pub(super) fn remap_front(
         &self,
         t: &mut XfsTransaction<'_>,
         ino: Ino,
-        is_mapped: bool,
-        new: &XfsExtent,
-        between: Vec<DeferredWork>,
-    ) -> Result<Vec<DeferredWork>> {
-        let (old, tree_blocks) = if is_mapped {
-            let (old, tree_blocks) = replace_part(t, ino, FORK, new)?;
-            (Some(old), tree_blocks)
-        } else {
-            (None, map_extent(t, ino, FORK, new)?.tree_blocks)
-        };
-        let of = (ino, FORK);
-        let mut work: Vec<_> = DeferredWork::of_tree_blocks(ino, FORK, &tree_blocks).collect();
-        if let Some(old) = old {
-            work.extend(DeferredWork::reverse(t, XfsReverseOp::Unmap, of, old)?);
-        }
-        work.extend(between);
-        if let Some(old) = old {
-            work.push(DeferredWork::release(t, of, (old.start, old.count))?);
-        }
-        work.extend(DeferredWork::reverse(t, XfsReverseOp::Map, of, *new)?);
-        Ok(work)
+        staged: &XfsWritePlace,
+    ) -> Result<(u32, Vec<DeferredWork>)> {
+        require_extents(t, ino, 2)?;
+        let old = piece_at(t, ino, FORK, staged.at.0, staged.count.into())?;
+        let count = u32::try_from(old.blocks).unwrap_or(staged.count).min(staged.count);
+        // The data is written already.
+        t.promise_of_all(self.tree_blocks())?;
+        let (offset, start) = (staged.at, staged.start);
+        let new = XfsExtent { offset, start, count, is_unwritten: false };
+        let unstaged = DeferredWork::unstaged(t.geometry(), (start, count), false);
+        Ok((count, map_in_place(t, ino, old.extent.is_some(), &new, unstaged)?))
     }
+}
+
+/// Maps an extent where a part of another one, or a hole, is. Returns the work that follows,
+/// with `between`: what is done when the file has lost its old blocks, and has not yet got the
+/// new ones.
+pub(super) fn map_in_place(
+    t: &mut XfsTransaction<'_>,
+    ino: Ino,
+    is_mapped: bool,
+    new: &XfsExtent,
+    between: Vec<DeferredWork>,
+) -> Result<Vec<DeferredWork>> {
+    let (old, tree_blocks) = if is_mapped {
+        let (old, tree_blocks) = replace_part(t, ino, FORK, new)?;
+        (Some(old), tree_blocks)
+    } else {
+        (None, map_extent(t, ino, FORK, new)?.tree_blocks)
+    };
+    let of = (ino, FORK);
+    let mut work: Vec<_> = DeferredWork::of_tree_blocks(ino, FORK, &tree_blocks).collect();
+    if let Some(old) = old {
+        work.extend(DeferredWork::reverse(t, XfsReverseOp::Unmap, of, old)?);
+    }
+    work.extend(between);
+    if let Some(old) = old {
+        work.push(DeferredWork::release(t, of, (old.start, old.count))?);
+    }
+    work.extend(DeferredWork::reverse(t, XfsReverseOp::Map, of, *new)?);
+    Ok(work)
 }
 
 /// The first blocks in a row of an extent of a file that other files have too, as blocks of the

@@ -1,15 +1,14 @@
 //! Forks with many extents, hints, and limits.
 
-use std::os::unix::fs::PermissionsExt;
-
 use offshoot_testkit::random::seed_of_run;
+use offshoot_testkit::xfs::disk::XfsDisk;
 use offshoot_vfs::Errno;
 use offshoot_xfs_format::inode::{XfsInodeFlags, XfsInodeFlags2};
 use offshoot_xfs_format::{FileBlock, Ino};
 
 use super::{FileVolume, engine};
 use crate::file::share::XfsCloneRange;
-use crate::file::{FORK, require_extents};
+use crate::file::{FORK, XfsFileChanges, require_extents, require_file};
 use crate::inode::change::{end, next_mapped};
 use crate::trans::{ChangedFork, XfsTransactionKind as Kind, XfsTransactions};
 
@@ -29,28 +28,29 @@ fn extents(engine: &XfsTransactions, ino: Ino) -> Vec<(u64, u32, bool)> {
 fn files_with_thousands_of_extents_are_changed() {
     let Some(mut volume) = FileVolume::make(1 << 10, "-b size=1024", seed_of_run()) else { return };
     let engine = engine(&volume.disk);
+    let changes = XfsFileChanges::new(&engine, &volume.ids);
     let (block, blocks) = (1024, 1500);
-    let ino = volume.files[0].ino;
-    volume.truncate(&engine, 0, blocks * block);
-    volume.changes(&engine).allocate(ino, 0..blocks).unwrap();
+    let ino = volume.model.files[0].ino;
+    volume.model.truncate(changes, 0, blocks * block);
+    changes.allocate(ino, 0..blocks).unwrap();
     assert_eq!(extents(&engine, ino), [(0, 1500, true)]);
     for at in (0..blocks).step_by(2) {
-        volume.write(&engine, 0, at * block..(at + 1) * block, false);
+        volume.model.write(changes, 0, at * block..(at + 1) * block, false);
     }
     assert_eq!(extents(&engine, ino).len(), 1500);
-    volume.insert(&engine, 0, &(700 * block..703 * block));
-    volume.collapse(&engine, 0, &(200 * block..260 * block));
-    volume.share(&engine, (0, 0), (1, 5), 1443);
-    assert!(extents(&engine, volume.files[1].ino).len() > 700);
+    volume.model.insert(changes, 0, &(700 * block..703 * block));
+    volume.model.collapse(changes, 0, &(200 * block..260 * block));
+    volume.model.share(changes, (0, 0), (1, 5), 1443);
+    assert!(extents(&engine, volume.model.files[1].ino).len() > 700);
     volume.assert_cut_recovers(&engine);
     // What is written a second time becomes one extent, and the tree a list.
-    volume.write(&engine, 0, 3 * block..1400 * block, false);
-    volume.punch(&engine, 1, &(10 * block..1440 * block + 9), true);
-    assert!(extents(&engine, volume.files[1].ino).len() < 12);
+    volume.model.write(changes, 0, 3 * block..1400 * block, false);
+    volume.model.punch(changes, 1, &(10 * block..1440 * block + 9), true);
+    assert!(extents(&engine, volume.model.files[1].ino).len() < 12);
     for file in 0..2 {
-        volume.truncate(&engine, file, 100);
+        volume.model.truncate(changes, file, 100);
         let mut t = engine.begin(Kind::ChangeTimes, 0).unwrap();
-        let fork = t.inode(volume.files[file].ino).unwrap().fork(FORK).cloned();
+        let fork = t.inode(volume.model.files[file].ino).unwrap().fork(FORK).cloned();
         assert!(matches!(fork, Some(ChangedFork::Extents(_))));
     }
     volume.assert_unmounts(engine);
@@ -60,12 +60,13 @@ fn files_with_thousands_of_extents_are_changed() {
 fn a_file_is_allocated_in_as_few_extents_as_the_groups_allow() {
     let Some(volume) = FileVolume::make(1 << 10, "", seed_of_run()) else { return };
     let engine = engine(&volume.disk);
-    let ino = volume.files[0].ino;
+    let changes = XfsFileChanges::new(&engine, &volume.ids);
+    let ino = volume.model.files[0].ino;
     // A group has 65,536 blocks, and the third one the log.
-    volume.changes(&engine).allocate(ino, 0..150_000).unwrap();
+    changes.allocate(ino, 0..150_000).unwrap();
     let found = extents(&engine, ino);
     assert!(found.len() <= 6, "{found:?}");
-    volume.changes(&engine).allocate(ino, 150_000..150_010).unwrap();
+    changes.allocate(ino, 150_000..150_010).unwrap();
     assert!(extents(&engine, ino).len() <= found.len() + 1);
     volume.assert_unmounts(engine);
 }
@@ -75,18 +76,19 @@ fn a_file_is_allocated_in_as_few_extents_as_the_groups_allow() {
 fn a_hint_makes_allocations_larger() {
     let Some(mut volume) = FileVolume::make(1 << 10, "", seed_of_run()) else { return };
     let engine = engine(&volume.disk);
-    let ino = volume.files[0].ino;
+    let changes = XfsFileChanges::new(&engine, &volume.ids);
+    let ino = volume.model.files[0].ino;
     let mut t = engine.begin(Kind::ChangeInode, 0).unwrap();
     let core = t.inode(ino).unwrap().core_mut();
     core.extsize = 16.into();
     core.flags = (core.flags() | XfsInodeFlags::EXTSIZE).bits().into();
     t.commit().unwrap();
-    volume.write(&engine, 0, 20 * 4096..22 * 4096, false);
+    volume.model.write(changes, 0, 20 * 4096..22 * 4096, false);
     assert_eq!(extents(&engine, ino), [(16, 4, true), (20, 2, false), (22, 10, true)]);
-    volume.changes(&engine).allocate(ino, 35..36).unwrap();
-    volume.punch(&engine, 0, &(32 * 4096..33 * 4096), true);
-    volume.punch(&engine, 0, &(40 * 4096..48 * 4096), true);
-    volume.write(&engine, 0, 32 * 4096..47 * 4096, false);
+    changes.allocate(ino, 35..36).unwrap();
+    volume.model.punch(changes, 0, &(32 * 4096..33 * 4096), true);
+    volume.model.punch(changes, 0, &(40 * 4096..48 * 4096), true);
+    volume.model.write(changes, 0, 32 * 4096..47 * 4096, false);
     // Blocks that were just freed are not taken again, so it is more than one extent.
     let mut found = extents(&engine, ino).split_off(3);
     assert_eq!(found.pop(), Some((47, 1, true)));
@@ -101,7 +103,7 @@ fn a_hint_makes_allocations_larger() {
 fn an_inode_that_can_count_no_more_extents_is_left_as_it_is() {
     let Some(volume) = FileVolume::make(1 << 10, "-i nrext64=0", seed_of_run()) else { return };
     let engine = engine(&volume.disk);
-    let ino = volume.files[0].ino;
+    let ino = volume.model.files[0].ino;
     let mut t = engine.begin(Kind::ChangeInode, 0).unwrap();
     require_extents(&mut t, ino, 2).unwrap();
     t.inode(ino).unwrap().set_extent_count(FORK, i32::MAX as u64 - 1).unwrap();
@@ -122,12 +124,11 @@ fn what_cannot_be_changed_is_refused() {
     let mount = volume.disk.mount("", &[]);
     let directory = mount.path().join("directory");
     std::fs::create_dir(&directory).unwrap();
-    std::fs::set_permissions(&directory, PermissionsExt::from_mode(0o700)).unwrap();
-    let directory = Ino(offshoot_testkit::xfs::disk::XfsDisk::ino(&directory));
+    let directory = Ino(XfsDisk::ino(&directory));
     drop(mount);
     let engine = engine(&volume.disk);
-    let changes = volume.changes(&engine);
-    let ino = volume.files[0].ino;
+    let changes = XfsFileChanges::new(&engine, &volume.ids);
+    let ino = volume.model.files[0].ino;
     let errno = |outcome: offshoot_vfs::Result<()>| outcome.unwrap_err().errno();
     assert_eq!(errno(changes.truncate(directory, 0)), Errno::INVAL);
     assert_eq!(errno(changes.truncate(ino, 1 << 63)), Errno::FBIG);
@@ -135,14 +136,14 @@ fn what_cannot_be_changed_is_refused() {
     assert_eq!(errno(changes.collapse(ino, &(0..100))), Errno::INVAL);
     let range = XfsCloneRange {
         from: (ino, FileBlock(0)),
-        to: (volume.files[1].ino, FileBlock(0)),
+        to: (volume.model.files[1].ino, FileBlock(0)),
         blocks: 1,
     };
     assert_eq!(errno(changes.clone_range(&range, None)), Errno::OPNOTSUPP);
     let mut t = engine.begin(Kind::ChangeInode, 0).unwrap();
     let core = t.inode(ino).unwrap().core_mut();
     core.flags = XfsInodeFlags::REALTIME.bits().into();
-    let error = super::super::require_file(&mut t, ino).unwrap_err();
+    let error = require_file(&mut t, ino).unwrap_err();
     assert!(error.to_string().contains("realtime"), "{error}");
     drop(t);
     volume.assert_unmounts(engine);
