@@ -15,16 +15,16 @@
 //! The log flushes the device before the first record of a checkpoint. So what is mapped as
 //! written, and what a larger size shows, is durable before the log says so. After a crash a file
 //! has the old data or the new data of each block, and never what the blocks held before. Recovery,
-//! ours or the kernel's, frees blocks that are still staged.
+//! ours or the kernel's, frees blocks that are still staged. A write in place changes no metadata:
+//! the caller that wants it durable flushes the device.
 //!
 //! Each operation takes steps. A step is one transaction and the deferred work that follows from
-//! it, and leaves the volume right. Between steps the inode is not locked: the caller keeps other
-//! changes of the file away, and knows what an operation that failed in the middle leaves: the
-//! front of a range, or for a truncation its end, is done. An operation that needs blocks finds out
-//! that there are none before it changes what it needs them for. Truncations and holes work on a
-//! full volume.
+//! it, and leaves the volume right. Between steps the inode is not locked, so the caller keeps other
+//! changes of the file away. An operation that fails in the middle has done a part of its range: the
+//! front, or for a hole and a truncation the end. A step that needs blocks finds out that there are
+//! none before it changes anything. Truncations and holes work on a full volume.
 //!
-//! The times of the inode are the caller's, as are locks, limits and permissions.
+//! The caller sets the times of the inode, and proves that the user may change the file.
 //!
 //! | file | what it does |
 //! |---|---|
@@ -87,6 +87,17 @@ impl<'e> XfsFileChanges<'e> {
 
     fn block_bytes(&self) -> u64 {
         1 << self.block_log()
+    }
+
+    /// Proves that a file can have these blocks: none lies behind the most bytes of a file.
+    ///
+    /// # Errors
+    /// `EFBIG` when it cannot.
+    fn require_blocks(&self, ino: Ino, blocks: &Range<u64>) -> Result<()> {
+        if blocks.end <= MOST_BYTES.div_ceil(self.block_bytes()) {
+            return Ok(());
+        }
+        Err(Error::posix(Errno::FBIG, format!("blocks {blocks:?} of inode {ino}")))
     }
 
     /// The blocks that the tree of extents of a fork may take when a step adds two extents.

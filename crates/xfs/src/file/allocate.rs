@@ -11,8 +11,9 @@
 //!
 //! As in the kernel, an extent-size hint makes a hole larger to both sides, up to the extents beside
 //! it, and the blocks at the front of a file begin at a stripe if they fill one. Not as in the
-//! kernel: a hint does not align the blocks on the device, only the front of a file does; there is
-//! no preallocation by the size of the file and there are no streams of directories.
+//! kernel: a hint does not align the blocks on the device, and blocks behind the front of a file
+//! are not aligned to stripes; the hint for copy on write is not used, no blocks are preallocated
+//! because a file grows, and directories have no streams.
 
 use std::ops::Range;
 
@@ -36,9 +37,7 @@ impl XfsFileChanges<'_> {
     /// # Errors
     /// `ENOSPC` when too few blocks are free: the holes at the front of the range may be filled.
     pub(crate) fn allocate(&self, ino: Ino, blocks: Range<u64>) -> Result<()> {
-        if blocks.end > MOST_FILE_BLOCKS {
-            return Err(Error::posix(Errno::FBIG, format!("blocks {blocks:?} of inode {ino}")));
-        }
+        self.require_blocks(ino, &blocks)?;
         let mut at = blocks.start;
         while at < blocks.end {
             at = retry(|| self.allocate_step(ino, at..blocks.end))?;

@@ -8,7 +8,7 @@ use offshoot_vfs::{Errno, Error, Result, Structure};
 use offshoot_xfs_format::geometry::XfsLayout;
 use offshoot_xfs_format::inode::XfsInodeFlags2;
 use offshoot_xfs_format::log::items::{XfsCountExtent, XfsCountOp};
-use offshoot_xfs_format::record::{MOST_FILE_BLOCKS, XfsExtent};
+use offshoot_xfs_format::record::XfsExtent;
 use offshoot_xfs_format::{FileBlock, Ino};
 
 use super::write::map_in_place;
@@ -39,18 +39,9 @@ impl XfsCloneRange {
         [self.from.0.min(self.to.0), self.from.0.max(self.to.0)]
     }
 
-    /// # Errors
-    /// `EINVAL` for ranges that overlap, `EFBIG` for what no file can have.
-    fn verify(&self) -> Result<()> {
+    fn overlaps_itself(&self) -> bool {
         let ((from, source), (to, destination)) = (self.from, self.to);
-        let last = source.0.max(destination.0).checked_add(self.blocks);
-        if last.is_none_or(|last| last > MOST_FILE_BLOCKS) {
-            return Err(Error::posix(Errno::FBIG, format!("{self:?}")));
-        }
-        if from == to && source.0.abs_diff(destination.0) < self.blocks {
-            return Err(Error::posix(Errno::INVAL, format!("{self:?} overlaps itself")));
-        }
-        Ok(())
+        from == to && source.0.abs_diff(destination.0) < self.blocks
     }
 }
 
@@ -60,13 +51,19 @@ impl XfsFileChanges<'_> {
     /// become holes.
     ///
     /// # Errors
-    /// `EOPNOTSUPP` on a volume without shared blocks. `ENOSPC` when too few blocks are free for
-    /// trees that grow: the front of the range may be shared then.
+    /// `EOPNOTSUPP` on a volume without shared blocks, `EINVAL` for ranges of one file that overlap.
+    /// `ENOSPC` when too few blocks are free for trees that grow: the front of the range may be
+    /// shared then.
     pub(crate) fn clone_range(&self, range: &XfsCloneRange, size: Option<u64>) -> Result<()> {
         if !self.transactions.geometry().layout.contains(XfsLayout::SHARED_BLOCKS) {
             return Err(Error::posix(Errno::OPNOTSUPP, "sharing blocks, on a volume without"));
         }
-        range.verify()?;
+        for (ino, at) in [range.from, range.to] {
+            self.require_blocks(ino, &(at.0..at.0.saturating_add(range.blocks)))?;
+        }
+        if range.overlaps_itself() {
+            return Err(Error::posix(Errno::INVAL, format!("{range:?} overlaps itself")));
+        }
         let (ino, start) = (range.to.0, range.to.1.0 << self.block_log());
         let old = self.size(ino)?;
         if size.is_some() && old < start {
@@ -98,7 +95,6 @@ impl XfsFileChanges<'_> {
             let pieces = next_pieces(&mut t, &rest)?;
             let blocks = pieces[0].blocks;
             let [source, old] = pieces.map(|piece| piece.extent);
-            // An extent of zeros and a hole are the same.
             let is_same = match (source, old) {
                 (None, old) => old.is_none(),
                 (Some(source), Some(old)) => source.start == old.start,

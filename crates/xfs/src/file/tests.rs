@@ -47,7 +47,7 @@ struct FileModel {
 }
 
 /// A volume with files, and a model of their bytes.
-struct FileVolume {
+struct ModelVolume {
     disk: XfsDisk,
     ids: IntentIds,
     model: FileModel,
@@ -237,7 +237,7 @@ impl FileModel {
     }
 }
 
-impl FileVolume {
+impl ModelVolume {
     fn make(mib: u64, options: &str, seed: u64) -> Option<Self> {
         let disk = XfsDisk::create(&judges::require()?, mib);
         disk.mkfs(options);
@@ -341,7 +341,7 @@ fn assert_nothing_is_staged(engine: &XfsTransactions) {
 /// Two threads change two files each, in the same groups.
 #[test]
 fn judges_find_what_threads_have_written() {
-    let Some(mut volume) = FileVolume::make(300, "", seed_of_run()) else { return };
+    let Some(mut volume) = ModelVolume::make(300, "", seed_of_run()) else { return };
     let engine = engine(&volume.disk);
     let changes = XfsFileChanges::new(&engine, &volume.ids);
     let mut other = FileModel {
@@ -361,7 +361,7 @@ fn judges_find_what_threads_have_written() {
 
 /// Changes files at random.
 fn churn(mib: u64, options: &str, steps: usize) {
-    let Some(mut volume) = FileVolume::make(mib, options, seed_of_run()) else { return };
+    let Some(mut volume) = ModelVolume::make(mib, options, seed_of_run()) else { return };
     let engine = engine(&volume.disk);
     for _ in 0..3 {
         for _ in 0..steps {

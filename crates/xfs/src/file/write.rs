@@ -2,10 +2,10 @@
 
 use std::ops::Range;
 
-use offshoot_vfs::{Errno, Error, Result, Structure};
+use offshoot_vfs::{Error, Result, Structure};
 use offshoot_xfs_format::inode::XfsInodeFlags2;
 use offshoot_xfs_format::log::items::{XfsCountExtent, XfsCountOp, XfsReverseOp};
-use offshoot_xfs_format::record::{MOST_FILE_BLOCKS, XfsExtent, XfsOwner};
+use offshoot_xfs_format::record::{XfsExtent, XfsOwner};
 use offshoot_xfs_format::{FileBlock, FsBlock, Ino};
 
 use super::{FORK, XfsFileChanges, raise_size, require_extents, retry};
@@ -82,10 +82,7 @@ impl XfsFileChanges<'_> {
         blocks: Range<u64>,
         space: SpaceFor,
     ) -> Result<Vec<XfsWritePlace>> {
-        if blocks.end > MOST_FILE_BLOCKS {
-            let what = format!("blocks {blocks:?} of inode {ino}");
-            return Err(Error::posix(Errno::FBIG, what));
-        }
+        self.require_blocks(ino, &blocks)?;
         let (mut places, mut at) = (Vec::new(), blocks.start);
         while at < blocks.end {
             match retry(|| self.next_place(ino, at..blocks.end, space)) {

@@ -10,7 +10,7 @@ use offshoot_testkit::xfs::disk::{RECOVERY, XfsDisk};
 use offshoot_testkit::xfs::judges;
 use offshoot_xfs_format::{FileBlock, Ino};
 
-use super::{FileModel, FileVolume, contents, engine, index, store};
+use super::{FileModel, ModelVolume, contents, engine, index, store};
 use crate::defer::{DeferredChain, DeferredWork, MOST_UNMAPPED};
 use crate::file::share::XfsCloneRange;
 use crate::file::{FORK, XfsFileChanges};
@@ -21,7 +21,7 @@ use crate::trans::{XfsTransaction, XfsTransactionKind as Kind, XfsTransactions};
 use crate::{XfsOptions, XfsVolume, check_xfs};
 
 /// The bytes of all files after one change.
-type Snapshot = Vec<Vec<u8>>;
+type FileSnapshot = Vec<Vec<u8>>;
 
 /// The changes at random.
 const AT_RANDOM: usize = 25;
@@ -30,7 +30,7 @@ const AT_RANDOM: usize = 25;
 const BY_KERNEL: usize = 40;
 
 impl FileModel {
-    fn snapshot(&self) -> Snapshot {
+    fn snapshot(&self) -> FileSnapshot {
         self.files.iter().map(|file| file.bytes.clone()).collect()
     }
 
@@ -101,7 +101,7 @@ fn image_of(device: &dyn BlockDevice) -> Option<XfsDisk> {
 
 fn cut(options: &str) {
     let seed = seed_of_run();
-    let Some(mut volume) = FileVolume::make(64, options, seed) else { return };
+    let Some(mut volume) = ModelVolume::make(64, options, seed) else { return };
     let device = Arc::new(CrashDevice::new(volume.disk.device()));
     // Each commit is pushed, so that checkpoints end in the middle of changes.
     let log_options = XfsLogOptions { context_bytes: Some(1), ..XfsLogOptions::default() };
@@ -163,7 +163,7 @@ type FirstOfChain<'a> = &'a dyn Fn(&mut XfsTransaction<'_>) -> Vec<DeferredWork>
 
 /// Does a change, and cuts the log behind each transaction of its chain. The kernel and we find the
 /// bytes of the model each time.
-fn cut_chain(volume: &FileVolume, engine: &XfsTransactions, kept: Ino, first: FirstOfChain<'_>) {
+fn cut_chain(volume: &ModelVolume, engine: &XfsTransactions, kept: Ino, first: FirstOfChain<'_>) {
     let mut t = engine.begin(Kind::Truncate, 0).unwrap();
     t.inode(kept).unwrap();
     let work = first(&mut t);
@@ -188,7 +188,7 @@ fn cut_chain(volume: &FileVolume, engine: &XfsTransactions, kept: Ino, first: Fi
 
 #[test]
 fn each_transaction_of_a_chain_is_recovered() {
-    let Some(mut volume) = FileVolume::make(64, "--unsupported", seed_of_run()) else { return };
+    let Some(mut volume) = ModelVolume::make(64, "--unsupported", seed_of_run()) else { return };
     let engine = engine(&volume.disk);
     let changes = XfsFileChanges::new(&engine, &volume.ids);
     let block = changes.block_bytes();
@@ -198,6 +198,8 @@ fn each_transaction_of_a_chain_is_recovered() {
 
     let places = changes.prepare_write(one, 4..9).unwrap();
     let [place] = places[..] else { panic!("{places:?}") };
+    // What is staged, and nothing more, is free after a recovery.
+    volume.assert_cut_recovers(&engine);
     let new = volume.model.random.bytes(index(5 * block));
     volume.model.files[0].bytes[index(4 * block)..index(9 * block)].copy_from_slice(&new);
     store(&engine, &volume.model.files[0].bytes, &places);

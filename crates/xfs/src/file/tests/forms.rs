@@ -6,7 +6,7 @@ use offshoot_vfs::Errno;
 use offshoot_xfs_format::inode::{XfsInodeFlags, XfsInodeFlags2};
 use offshoot_xfs_format::{FileBlock, Ino};
 
-use super::{FileVolume, engine};
+use super::{ModelVolume, engine};
 use crate::file::share::XfsCloneRange;
 use crate::file::{FORK, XfsFileChanges, require_extents, require_file};
 use crate::inode::change::{end, next_mapped};
@@ -26,7 +26,9 @@ fn extents(engine: &XfsTransactions, ino: Ino) -> Vec<(u64, u32, bool)> {
 /// Every second block is written: the extents become a tree of several levels.
 #[test]
 fn files_with_thousands_of_extents_are_changed() {
-    let Some(mut volume) = FileVolume::make(1 << 10, "-b size=1024", seed_of_run()) else { return };
+    let Some(mut volume) = ModelVolume::make(1 << 10, "-b size=1024", seed_of_run()) else {
+        return;
+    };
     let engine = engine(&volume.disk);
     let changes = XfsFileChanges::new(&engine, &volume.ids);
     let (block, blocks) = (1024, 1500);
@@ -58,7 +60,7 @@ fn files_with_thousands_of_extents_are_changed() {
 
 #[test]
 fn a_file_is_allocated_in_as_few_extents_as_the_groups_allow() {
-    let Some(volume) = FileVolume::make(1 << 10, "", seed_of_run()) else { return };
+    let Some(volume) = ModelVolume::make(1 << 10, "", seed_of_run()) else { return };
     let engine = engine(&volume.disk);
     let changes = XfsFileChanges::new(&engine, &volume.ids);
     let ino = volume.model.files[0].ino;
@@ -74,7 +76,7 @@ fn a_file_is_allocated_in_as_few_extents_as_the_groups_allow() {
 /// Blocks 20 and 21 with a hint of 16 are 16..32, and do not go over what is there.
 #[test]
 fn a_hint_makes_allocations_larger() {
-    let Some(mut volume) = FileVolume::make(1 << 10, "", seed_of_run()) else { return };
+    let Some(mut volume) = ModelVolume::make(1 << 10, "", seed_of_run()) else { return };
     let engine = engine(&volume.disk);
     let changes = XfsFileChanges::new(&engine, &volume.ids);
     let ino = volume.model.files[0].ino;
@@ -101,7 +103,7 @@ fn a_hint_makes_allocations_larger() {
 
 #[test]
 fn an_inode_that_can_count_no_more_extents_is_left_as_it_is() {
-    let Some(volume) = FileVolume::make(1 << 10, "-i nrext64=0", seed_of_run()) else { return };
+    let Some(volume) = ModelVolume::make(1 << 10, "-i nrext64=0", seed_of_run()) else { return };
     let engine = engine(&volume.disk);
     let ino = volume.model.files[0].ino;
     let mut t = engine.begin(Kind::ChangeInode, 0).unwrap();
@@ -120,7 +122,7 @@ fn an_inode_that_can_count_no_more_extents_is_left_as_it_is() {
 
 #[test]
 fn what_cannot_be_changed_is_refused() {
-    let Some(volume) = FileVolume::make(1 << 10, "-m reflink=0", seed_of_run()) else { return };
+    let Some(volume) = ModelVolume::make(1 << 10, "-m reflink=0", seed_of_run()) else { return };
     let mount = volume.disk.mount("", &[]);
     let directory = mount.path().join("directory");
     std::fs::create_dir(&directory).unwrap();
@@ -140,6 +142,10 @@ fn what_cannot_be_changed_is_refused() {
         blocks: 1,
     };
     assert_eq!(errno(changes.clone_range(&range, None)), Errno::OPNOTSUPP);
+    assert_eq!(errno(changes.insert(ino, 0, 4096)), Errno::INVAL);
+    changes.truncate(ino, (1 << 63) - 4096).unwrap();
+    assert_eq!(errno(changes.insert(ino, 0, 4096)), Errno::FBIG);
+    changes.truncate(ino, 0).unwrap();
     let mut t = engine.begin(Kind::ChangeInode, 0).unwrap();
     let core = t.inode(ino).unwrap().core_mut();
     core.flags = XfsInodeFlags::REALTIME.bits().into();

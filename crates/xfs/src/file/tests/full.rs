@@ -4,7 +4,7 @@ use offshoot_testkit::random::seed_of_run;
 use offshoot_vfs::Errno;
 use offshoot_xfs_format::geometry::XfsLayout;
 
-use super::{FileVolume, assert_nothing_is_staged, engine, index, store};
+use super::{ModelVolume, assert_nothing_is_staged, engine, index, store};
 use crate::file::XfsFileChanges;
 use crate::file::write::XfsWriteKind;
 use crate::trans::XfsTransactions;
@@ -15,7 +15,7 @@ fn free(engine: &XfsTransactions) -> u64 {
 }
 
 /// Gives a file all blocks, of which it does not use any.
-fn fill(volume: &FileVolume, engine: &XfsTransactions, file: usize) {
+fn fill(volume: &ModelVolume, engine: &XfsTransactions, file: usize) {
     let changes = XfsFileChanges::new(engine, &volume.ids);
     let (ino, mut at, mut piece) = (volume.model.files[file].ino, 1 << 20, 1 << 14);
     while piece > 0 {
@@ -30,7 +30,7 @@ fn fill(volume: &FileVolume, engine: &XfsTransactions, file: usize) {
 }
 
 fn full(options: &str) {
-    let Some(mut volume) = FileVolume::make(300, options, seed_of_run()) else { return };
+    let Some(mut volume) = ModelVolume::make(300, options, seed_of_run()) else { return };
     let engine = engine(&volume.disk);
     let changes = XfsFileChanges::new(&engine, &volume.ids);
     let block = engine.geometry().block_size() as u64;
@@ -92,7 +92,7 @@ fn a_full_volume_without_reverse_map_and_shared_blocks_loses_nothing() {
 /// What was staged before the volume was full is committed.
 #[test]
 fn written_data_becomes_visible_on_a_full_volume() {
-    let Some(mut volume) = FileVolume::make(300, "", seed_of_run()) else { return };
+    let Some(mut volume) = ModelVolume::make(300, "", seed_of_run()) else { return };
     let engine = engine(&volume.disk);
     let changes = XfsFileChanges::new(&engine, &volume.ids);
     let block = engine.geometry().block_size() as u64;
