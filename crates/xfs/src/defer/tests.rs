@@ -45,6 +45,22 @@ fn an_old_intent_to_free_many_extents_takes_several_transactions() {
     assert_closes_clean(&disk, engine, &[]);
 }
 
+/// The intents of work that cannot be done are in the log, where a recovery finds them.
+#[test]
+fn a_chain_that_fails_ends_all_writing() {
+    let Some((_disk, engine)) = volume(1 << 10, "") else { return };
+    let ids = IntentIds::default();
+    let mut t = engine.begin(Kind::Write, 64).unwrap();
+    let found = group::allocate(&mut t, AgNumber(0), &ExtentWish::blocks(1)).unwrap().unwrap();
+    let blocks = (t.geometry().fs_block(AgNumber(0), found.start), 1);
+    let mut chain = DeferredChain::new(&ids);
+    // They were never staged.
+    chain.defer(&mut t, DeferredWork::unstaged(engine.geometry(), blocks, true));
+    let failed = chain.finish(t, &[]).unwrap_err();
+    let later = begin(&engine).unwrap_err();
+    assert!(later.to_string().contains(&failed.to_string()), "{failed}, and then {later}");
+}
+
 #[test]
 fn intents_that_wait_long_are_logged_again() {
     let Some((disk, engine)) = volume(1 << 10, "--unsupported -l size=14m") else { return };

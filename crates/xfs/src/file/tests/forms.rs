@@ -101,6 +101,22 @@ fn a_hint_makes_allocations_larger() {
     volume.assert_unmounts(engine);
 }
 
+/// A stripe of 64 KiB is 16 blocks.
+#[test]
+fn the_front_of_a_file_begins_at_a_stripe() {
+    let Some(volume) = ModelVolume::make(1 << 10, "-d su=64k,sw=4", seed_of_run()) else { return };
+    let engine = engine(&volume.disk);
+    let changes = XfsFileChanges::new(&engine, &volume.ids);
+    for file in &volume.model.files {
+        changes.allocate(file.ino, 0..37).unwrap();
+        let mut t = engine.begin(Kind::ChangeTimes, 0).unwrap();
+        let first = next_mapped(&mut t, file.ino, FORK, FileBlock(0)).unwrap().unwrap();
+        let (_, start) = engine.geometry().split(first.start).unwrap();
+        assert!(first.count == 37 && start.0.is_multiple_of(16), "{first:?}");
+    }
+    volume.assert_unmounts(engine);
+}
+
 #[test]
 fn an_inode_that_can_count_no_more_extents_is_left_as_it_is() {
     let Some(volume) = ModelVolume::make(1 << 10, "-i nrext64=0", seed_of_run()) else { return };

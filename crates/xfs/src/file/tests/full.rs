@@ -2,10 +2,12 @@
 
 use offshoot_testkit::random::seed_of_run;
 use offshoot_vfs::Errno;
+use offshoot_xfs_format::FileBlock;
 use offshoot_xfs_format::geometry::XfsLayout;
 
 use super::{ModelVolume, assert_nothing_is_staged, engine, index, store};
 use crate::file::XfsFileChanges;
+use crate::file::share::XfsCloneRange;
 use crate::file::write::XfsWriteKind;
 use crate::trans::XfsTransactions;
 
@@ -55,6 +57,20 @@ fn full(options: &str) {
         }
     }
     assert_nothing_is_staged(&engine);
+    // A clone is done, or changes nothing.
+    let (from, to) = ((volume.model.files[0].ino, FileBlock(50)), (ino, FileBlock(50)));
+    match changes.clone_range(&XfsCloneRange { from, to, blocks: 1 }, Some(51 * block)) {
+        Ok(()) => {
+            let copied = volume.model.files[0].bytes[index(50 * block)..index(51 * block)].to_vec();
+            volume.model.files[1].bytes.resize(index(50 * block), 0);
+            volume.model.files[1].bytes.extend(copied);
+        }
+        Err(error) => {
+            let is_full = engine.geometry().layout.contains(XfsLayout::SHARED_BLOCKS);
+            let wanted = if is_full { Errno::NOSPC } else { Errno::OPNOTSUPP };
+            assert_eq!(error.errno(), wanted, "{error}");
+        }
+    }
 
     // Holes and truncations need none, also where they cut extents, and blocks that are shared.
     for at in 0..12 {
