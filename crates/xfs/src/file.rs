@@ -19,10 +19,10 @@
 //! the caller that wants it durable flushes the device.
 //!
 //! Each operation takes steps. A step is one transaction and the deferred work that follows from
-//! it, and leaves the volume right. Between steps the inode is not locked, so the caller keeps other
-//! changes of the file away. An operation that fails in the middle has done a part of its range: the
-//! front, or for a hole and a truncation the end. A step that needs blocks finds out that there are
-//! none before it changes anything. Truncations and holes work on a full volume.
+//! it, and leaves the volume right. Between steps the inode is not locked, so the caller keeps
+//! other changes of the file away. An operation that fails in the middle has done a part of its
+//! range: the front, or for a hole and a truncation the end. A step that needs blocks finds out
+//! that there are none before it changes anything. Truncations and holes work on a full volume.
 //!
 //! The caller sets the times of the inode, and proves that the user may change the file.
 //!

@@ -9,11 +9,11 @@
 //! wanted  40 blocks from 110 on, near to it, or in a group behind; else 10 or more; else any
 //! ```
 //!
-//! As in the kernel, an extent-size hint makes a hole larger to both sides, up to the extents beside
-//! it, and the blocks at the front of a file begin at a stripe if they fill one. Not as in the
-//! kernel: a hint does not align the blocks on the device, and blocks behind the front of a file
-//! are not aligned to stripes; the hint for copy on write is not used, no blocks are preallocated
-//! because a file grows, and directories have no streams.
+//! As in the kernel, an extent-size hint makes a hole larger to both sides, up to the extents
+//! beside it, and the blocks at the front of a file begin at a stripe if they fill one. Not as in
+//! the kernel: a hint does not align the blocks on the device, and blocks behind the front of a
+//! file are not aligned to stripes; the hint for copy on write is not used, no blocks are
+//! preallocated because a file grows, and directories have no streams.
 
 use std::ops::Range;
 

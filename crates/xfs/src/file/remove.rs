@@ -184,8 +184,7 @@ impl XfsFileChanges<'_> {
             let written =
                 self.device_place(place.start).and_then(|place| buffers.write(place, &content));
             if let Err(error) = written {
-                self.abandon_write(&places)?;
-                return Err(error);
+                return self.abandon_write(&places).and(Err(error));
             }
         }
         self.commit_write(ino, &places, None)

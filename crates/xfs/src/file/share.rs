@@ -51,9 +51,9 @@ impl XfsFileChanges<'_> {
     /// become holes.
     ///
     /// # Errors
-    /// `EOPNOTSUPP` on a volume without shared blocks, `EINVAL` for ranges of one file that overlap.
-    /// `ENOSPC` when too few blocks are free for trees that grow: the front of the range may be
-    /// shared then.
+    /// `EOPNOTSUPP` on a volume without shared blocks, `EINVAL` for ranges of one file that
+    /// overlap. `ENOSPC` when too few blocks are free for trees that grow: the front of the range
+    /// may be shared then.
     pub(crate) fn clone_range(&self, range: &XfsCloneRange, size: Option<u64>) -> Result<()> {
         if !self.transactions.geometry().layout.contains(XfsLayout::SHARED_BLOCKS) {
             return Err(Error::posix(Errno::OPNOTSUPP, "sharing blocks, on a volume without"));

@@ -54,8 +54,8 @@ struct ModelVolume {
     kernel_says: Vec<&'static str>,
 }
 
-/// The engine on a volume. As a mount would have it, files leave blocks for the trees of groups, and
-/// a few more, so that a removal has some on a full volume.
+/// The engine on a volume. As a mount would have it, files leave blocks for the trees of groups,
+/// and a few more, so that a removal has some on a full volume.
 fn engine(disk: &XfsDisk) -> XfsTransactions {
     let engine = engine_on(disk.writable_device());
     let kept = group::held_back_of_all(engine.buffers(), engine.superblock()).unwrap();

@@ -11,7 +11,7 @@ use offshoot_xfs_format::{FileBlock, FsBlock, Ino};
 use super::{FORK, XfsFileChanges, raise_size, require_extents, retry};
 use crate::defer::DeferredWork;
 use crate::group::{ReverseOwner, shared_part};
-use crate::inode::change::{end, map_extent, next_mapped, part, piece_at, replace_part};
+use crate::inode::change::{ForkPiece, end, map_extent, next_mapped, part, piece_at, replace_part};
 use crate::trans::{AgExtent, XfsTransaction, XfsTransactionKind as Kind};
 
 /// What a commit has to do about a place.
@@ -93,10 +93,7 @@ impl XfsFileChanges<'_> {
                         places.push(place);
                     }
                 }
-                Err(error) => {
-                    self.abandon_write(&places)?;
-                    return Err(error);
-                }
+                Err(error) => return self.abandon_write(&places).and(Err(error)),
             }
         }
         Ok(places)
@@ -153,32 +150,44 @@ impl XfsFileChanges<'_> {
     /// between its old size and the first place becomes zeros.
     ///
     /// # Errors
-    /// `ENOSPC` when a tree of extents has to grow and no block at all is free. What was not
-    /// committed is to be given back.
+    /// `ENOSPC` when a tree of extents has to grow and no block at all is free. The file keeps what
+    /// it had in the place of staged blocks that are not committed, and these are given back.
     pub(crate) fn commit_write(
         &self,
         ino: Ino,
         places: &[XfsWritePlace],
         size: Option<u64>,
     ) -> Result<()> {
-        if let (Some(_), Some(first)) = (size, places.first()) {
+        let mut left: Vec<_> = places.iter().rev().copied().collect();
+        let outcome = self.commit_places(ino, &mut left, size);
+        outcome.or_else(|error| self.abandon_write(&left).and(Err(error)))
+    }
+
+    /// Commits places, of which the first is the last in the list, and removes what is committed.
+    fn commit_places(
+        &self,
+        ino: Ino,
+        left: &mut Vec<XfsWritePlace>,
+        size: Option<u64>,
+    ) -> Result<()> {
+        if let (Some(_), Some(first)) = (size, left.last()) {
             let (old, start) = (self.size(ino)?, first.at.0 << self.block_log());
             if old < start {
                 self.clear(ino, old..start)?;
             }
         }
         let mut is_size_set = false;
-        for (index, place) in places.iter().enumerate() {
+        while let Some(&place) = left.last() {
             // Nothing of a larger size is visible before all of its data is.
-            let size = size.filter(|_| index + 1 == places.len());
-            is_size_set = match place.kind {
-                XfsWriteKind::InPlace => false,
-                XfsWriteKind::Unwritten => {
-                    let range = place.at.0..place.end();
-                    self.convert(ino, range, false, size)?
-                }
-                XfsWriteKind::Staged => self.remap(ino, place, size)?,
+            let size = size.filter(|_| left.len() == 1);
+            let (done, is_set) = match place.kind {
+                XfsWriteKind::InPlace => (place.count, false),
+                XfsWriteKind::Unwritten => retry(|| self.make_written(ino, &place, size))?,
+                XfsWriteKind::Staged => retry(|| self.remap_step(ino, &place, size))?,
             };
+            is_size_set = is_set;
+            left.pop();
+            left.extend((done < place.count).then(|| place.behind(done)));
         }
         match size {
             Some(size) if !is_size_set => {
@@ -201,54 +210,26 @@ impl XfsFileChanges<'_> {
         Ok(())
     }
 
-    /// Makes the mapped blocks of a range written, or unwritten. With the last of them the size
-    /// grows to `size`. Returns whether there was a last one.
-    pub(super) fn convert(
+    /// Makes the first extent of a place written. Returns how many blocks are done, and whether
+    /// these were the last ones, and the size grew with them, if it had to.
+    fn make_written(
         &self,
         ino: Ino,
-        blocks: Range<u64>,
-        is_unwritten: bool,
+        place: &XfsWritePlace,
         size: Option<u64>,
-    ) -> Result<bool> {
-        let mut at = blocks.start;
-        while at < blocks.end {
-            let step = retry(|| self.convert_step(ino, at..blocks.end, is_unwritten, size))?;
-            match step {
-                Some(next) => at = next,
-                None => return Ok(false),
-            }
-        }
-        Ok(!blocks.is_empty())
-    }
-
-    /// Converts the first extent of a range that has to be. Returns the block behind it.
-    fn convert_step(
-        &self,
-        ino: Ino,
-        blocks: Range<u64>,
-        is_unwritten: bool,
-        size: Option<u64>,
-    ) -> Result<Option<u64>> {
+    ) -> Result<(u32, bool)> {
         let mut t = self.begin(Kind::Write, ino)?;
-        let mut at = blocks.start;
-        let old = loop {
-            let found = next_mapped(&mut t, ino, FORK, FileBlock(at))?;
-            let Some(found) = found.filter(|found| found.offset.0 < blocks.end) else {
-                return Ok(None);
-            };
-            if found.is_unwritten != is_unwritten {
-                break found;
-            }
-            at = end(&found);
-        };
-        let (start, last) = (old.offset.0.max(at), end(&old).min(blocks.end));
-        let Some(old) = part(&old, start, last) else { return Ok(None) };
+        let (at, blocks) = (place.at.0, u64::from(place.count));
+        let ForkPiece { extent, blocks } = piece_at(&mut t, ino, FORK, at, blocks)?;
+        let done = u32::try_from(blocks).unwrap_or(place.count);
+        let Some(old) = extent.filter(|old| old.is_unwritten) else { return Ok((done, false)) };
         let work = self.convert_extent(&mut t, ino, &old)?;
-        if let Some(size) = size.filter(|_| last == blocks.end) {
+        let is_last = done == place.count;
+        if let Some(size) = size.filter(|_| is_last) {
             raise_size(&mut t, ino, size)?;
         }
         self.finish(t, work, &[ino])?;
-        Ok(Some(last))
+        Ok((done, is_last))
     }
 
     /// Converts an extent, or a part of one. Returns the work that follows.
@@ -268,25 +249,21 @@ impl XfsFileChanges<'_> {
         Ok(work)
     }
 
-    /// Maps staged blocks in the place of what the file has there. Returns whether the size grew
-    /// with the last of them, if it had to.
-    fn remap(&self, ino: Ino, place: &XfsWritePlace, size: Option<u64>) -> Result<bool> {
-        let mut rest = *place;
-        while rest.count > 0 {
-            let done = retry(|| self.remap_step(ino, &rest, size))?;
-            rest = rest.behind(done);
-        }
-        Ok(true)
-    }
-
-    fn remap_step(&self, ino: Ino, staged: &XfsWritePlace, size: Option<u64>) -> Result<u32> {
+    /// Maps the first staged blocks of a place. Returns what [`Self::make_written`] does.
+    fn remap_step(
+        &self,
+        ino: Ino,
+        staged: &XfsWritePlace,
+        size: Option<u64>,
+    ) -> Result<(u32, bool)> {
         let mut t = self.begin(Kind::Truncate, ino)?;
-        let (count, work) = self.remap_front(&mut t, ino, staged)?;
-        if let Some(size) = size.filter(|_| count == staged.count) {
+        let (done, work) = self.remap_front(&mut t, ino, staged)?;
+        let is_last = done == staged.count;
+        if let Some(size) = size.filter(|_| is_last) {
             raise_size(&mut t, ino, size)?;
         }
         self.finish(t, work, &[ino])?;
-        Ok(count)
+        Ok((done, is_last))
     }
 
     /// Maps the first staged blocks, as many as take the place of one extent or of a hole. Returns
