@@ -212,12 +212,14 @@ fn next_zero_step(t: &mut XfsTransaction<'_>, ino: Ino, blocks: &Range<u64>) -> 
             at = last;
             continue;
         };
-        let (step, last) = match shared_range(t, ino, &written)? {
-            None => (ZeroStep::Convert as fn(_) -> _, last),
-            Some(shared) if shared.start > first => (ZeroStep::Convert as fn(_) -> _, shared.start),
-            Some(shared) => (ZeroStep::Unmap as fn(_) -> _, shared.end),
-        };
-        return Ok(part(&written, first, last).map_or(ZeroStep::Done, step));
+        let shared = shared_range(t, ino, &written)?;
+        let is_shared = shared.as_ref().is_some_and(|shared| shared.start <= first);
+        let last = shared.map_or(last, |shared| if is_shared { shared.end } else { shared.start });
+        return Ok(match part(&written, first, last) {
+            Some(front) if is_shared => ZeroStep::Unmap(front),
+            Some(front) => ZeroStep::Convert(front),
+            None => ZeroStep::Done,
+        });
     }
     Ok(ZeroStep::Next(at))
 }

@@ -83,8 +83,9 @@ impl XfsFileChanges<'_> {
                 return Err(too_large(ino, len << self.block_log()));
             }
             t.promise(self.tree_blocks())?;
-            split_extent(&mut t, ino, FORK, FileBlock(blocks.start))?;
-            t.commit().map(drop)
+            let tree_blocks = split_extent(&mut t, ino, FORK, FileBlock(blocks.start))?;
+            let work = DeferredWork::of_tree_blocks(ino, FORK, &tree_blocks).collect();
+            self.finish(t, work, &[ino])
         })
     }
 

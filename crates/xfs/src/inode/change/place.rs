@@ -1,7 +1,7 @@
 //! Extents that stay in their place of the order of a fork: other blocks take the place of a part
 //! of one, one moves to another place of the file, or becomes two.
 //!
-//! None of this makes a fork longer than the records that it adds, so a move never needs a block.
+//! Records are changed where they are, so a move, which adds none, never needs a block.
 
 use offshoot_vfs::{Error, Result, Structure};
 use offshoot_xfs_format::record::XfsExtent;
@@ -97,20 +97,21 @@ pub(crate) fn move_extent(
     Ok(tree_blocks)
 }
 
-/// Makes two of the extent that has blocks in front of `at` and behind it, if there is one. Locks
-/// the AGF if the tree grows.
+/// Makes two of the extent that has blocks in front of `at` and behind it, if there is one. Returns
+/// the blocks that the tree has no longer. Locks the AGF if the tree grows.
 pub(crate) fn split_extent(
     t: &mut XfsTransaction<'_>,
     ino: Ino,
     fork: ForkName,
     at: FileBlock,
-) -> Result<()> {
-    let (change, _) = edit(t, ino, fork, |records| {
+) -> Result<Vec<FsBlock>> {
+    let (change, tree_blocks) = edit(t, ino, fork, |records| {
         let found = records.at_most(at)?.filter(|old| end(old) > at.0 && old.offset < at);
         let Some(old) = found else { return Ok(0) };
         let parts = [part(&old, old.offset.0, at.0), part(&old, at.0, end(&old))];
         let parts: Vec<_> = parts.into_iter().flatten().collect();
         records.replace(&old, &parts).map(|()| 1)
     })?;
-    count(t, ino, fork, change, 0)
+    count(t, ino, fork, change, 0)?;
+    Ok(tree_blocks)
 }
