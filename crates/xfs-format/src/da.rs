@@ -244,6 +244,23 @@ impl DaKind {
     }
 }
 
+/// Makes the only block of a level, a node or a leaf, one at another place, without a checksum.
+pub fn move_block(
+    geometry: &XfsGeometry,
+    kind: DaKind,
+    block: &mut [u8],
+    expected: &DaExpected,
+) -> Result<(), Malformed> {
+    let mut edit = DaEdit::fill(kind, block);
+    edit.set_forw(0)?;
+    edit.set_back(0)?;
+    if geometry.has_checksums() {
+        let at = kind.stamp_at() + std::mem::offset_of!(DaStamp, blkno);
+        edit.put(at, U64::new(expected.place.0).as_bytes())?;
+    }
+    Ok(())
+}
+
 /// What a block has to say about itself. `None` where the caller does not know, as recovery does
 /// not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

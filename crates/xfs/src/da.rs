@@ -7,6 +7,8 @@
 //! A child of a node must be one level lower, so a descent ends. A walk along leaves ends too: it
 //! notices when it comes to a leaf for the second time.
 
+pub(crate) mod change;
+
 use std::sync::Arc;
 
 use offshoot_vfs::{Error, Malformed, Result, Structure};

@@ -17,7 +17,7 @@
 //! | file | what it holds |
 //! |---|---|
 //! | `transaction`, `inode` | one transaction, and the inodes that it changes |
-//! | `buffer_item`, `inode_item`, `made` | what the log carries, and how it goes home |
+//! | `buffer_item`, `runs`, `inode_item`, `made` | what the log carries, and how it goes home |
 //! | `shared`, `locks` | the tables of these, and the locks by place and by number |
 //! | `busy`, `counters` | freed extents that no file may get yet; the counters of the superblock |
 //! | `reservation`, `log_sizes`, `levels` | how much log space each kind takes |
@@ -33,6 +33,7 @@ mod locks;
 mod log_sizes;
 mod made;
 mod reservation;
+mod runs;
 mod shared;
 mod transaction;
 
@@ -54,8 +55,9 @@ pub(crate) use counters::{CountChanges, VolumeCounters, VolumeCounts};
 pub(crate) use inode::{ChangedFork, ForkName, XfsChangedInode};
 use inode_item::InodePlace;
 pub(crate) use levels::MostTreeLevels;
-pub(crate) use log_sizes::{HASH_BLOCKS, ReservationSizes};
+pub(crate) use log_sizes::{DIRECTORY_BLOCKS, HASH_BLOCKS, ReservationSizes};
 pub(crate) use reservation::{LogReservations, QUOTAS, XfsLogReservation, XfsTransactionKind};
+pub(crate) use runs::BufferRuns;
 pub(crate) use shared::InodeClusters;
 use shared::{EmptiedTables, TransactionShared};
 pub(crate) use transaction::XfsTransaction;

@@ -282,3 +282,25 @@ pub fn to_leaf(
     let best = U16::new(best.ok_or_else(|| KIND.bad("a long unused piece"))?);
     DirLeaf::encode(geometry, DaKind::DirLeaf, expected, (0, 0), &hashes, &[best])
 }
+
+/// Makes the only data block of a directory with a leaf, which has these hashes, all of the
+/// directory. Returns false, and changes nothing, when the end of the block has no room for them.
+pub fn from_leaf(
+    geometry: &XfsGeometry,
+    edit: &mut DaEdit<'_>,
+    hashes: &[DirHash],
+) -> Result<bool, Malformed> {
+    let end = edit.block().len();
+    let live: Vec<_> = hashes.iter().copied().filter(|hash| hash.cookie().is_some()).collect();
+    let needed = TAIL + live.len() * size_of::<DirHash>();
+    let Some((offset, len)) = unused_end(geometry, edit, end)?.filter(|unused| unused.1 >= needed)
+    else {
+        return Ok(false);
+    };
+    let start = end - needed;
+    edit.become_kind(geometry, KIND)?;
+    data::replace(geometry, edit, start, &[offset], &[(offset, len - needed)])?;
+    edit.put(start, live.as_bytes())?;
+    put_tail(edit, &DirHashArray { start, count: live.len(), stale: 0, grows_down: true })?;
+    Ok(true)
+}

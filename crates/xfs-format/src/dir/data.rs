@@ -348,6 +348,23 @@ pub(super) fn put_entry(
     edit.put(entry.offset + tag_at, to_u16(edit.kind(), entry.offset)?.as_bytes())
 }
 
+/// Lets the entry at `offset` of a data block, or of the only block, lead to another file.
+pub fn set_file(
+    geometry: &XfsGeometry,
+    edit: &mut DaEdit<'_>,
+    offset: usize,
+    (ino, file_type): (Ino, u8),
+) -> Result<(), Malformed> {
+    let (kind, end) = (edit.kind(), edit.block().len());
+    let DirPiece::Used(old, _) = piece(geometry, kind, edit.block(), offset, end)? else {
+        return Err(kind.bad(format!("at {offset} there is no entry")));
+    };
+    let type_at = has_types(geometry).then_some(offset + 9 + old.name.len());
+    XfsDirEntry { ino, file_type, ..old }.check(geometry)?;
+    edit.put(offset, &ino.0.to_be_bytes())?;
+    type_at.map_or(Ok(()), |at| edit.put(at, &[file_type]))
+}
+
 /// Makes the entry at `offset` of a data block unused.
 pub fn remove(
     geometry: &XfsGeometry,

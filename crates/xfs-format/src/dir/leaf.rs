@@ -37,7 +37,7 @@ const _: () = assert!(size_of::<DirHash>() == ENTRY && size_of::<DirLeafCounts>(
 const ENTRY: usize = 8;
 
 /// The bytes of the number of data blocks at the end of the only leaf.
-const TAIL: usize = 4;
+pub const TAIL: usize = 4;
 
 impl DirHash {
     /// The entry of a leaf for a name with this hash.
@@ -219,6 +219,18 @@ impl<'a> DirLeaf<'a> {
         Ok(Self { info: view_at(kind, block, 0)?, hashes, stale, bests })
     }
 
+    /// The hashes that are not stale.
+    pub fn live(&self) -> impl Iterator<Item = DirHash> + use<'a> {
+        self.hashes.iter().copied().filter(|entry| entry.cookie().is_some())
+    }
+
+    /// The hashes that one of several leaves has room for.
+    #[must_use]
+    pub fn capacity(geometry: &XfsGeometry) -> usize {
+        let room = geometry.dir_block_size() - DaKind::DirNodeLeaf.header_len(geometry);
+        room / ENTRY
+    }
+
     /// The bytes of a leaf with these links, hashes and free space, without a checksum.
     pub fn encode(
         geometry: &XfsGeometry,
@@ -267,9 +279,15 @@ fn array(geometry: &XfsGeometry, edit: &DaEdit<'_>) -> Result<(DirHashArray, usi
     let leaf = DirLeaf::view(geometry, edit.kind(), edit.block())?;
     let start = edit.kind().header_len(geometry);
     let (count, stale) = (leaf.hashes.len(), leaf.stale);
-    let tail = if edit.kind() == DaKind::DirLeaf { TAIL + leaf.bests.len() * 2 } else { 0 };
-    let room = edit.block().len() - tail - start - count * ENTRY;
+    let room = spare(geometry, edit.kind(), edit.block())?;
     Ok((DirHashArray { start, count, stale, grows_down: false }, room))
+}
+
+/// The bytes of a leaf that nothing uses, besides those of stale entries.
+pub fn spare(geometry: &XfsGeometry, kind: DaKind, block: &[u8]) -> Result<usize, Malformed> {
+    let leaf = DirLeaf::view(geometry, kind, block)?;
+    let tail = if kind == DaKind::DirLeaf { TAIL + leaf.bests.len() * 2 } else { 0 };
+    Ok(block.len() - tail - kind.header_len(geometry) - leaf.hashes.len() * ENTRY)
 }
 
 /// Adds a hash to a leaf. `false` when the leaf is full.

@@ -245,7 +245,7 @@ impl XattrChange {
             ShortOutcome::Done => true,
             ShortOutcome::InBlocks => self.step_in_blocks(&mut fork)?,
         };
-        Ok(ForkStep { is_done, ..fork.step })
+        Ok(ForkStep { is_done, ..fork.blocks.step })
     }
 
     fn step_in_blocks(&mut self, fork: &mut ChangedXattrs<'_, '_>) -> Result<bool> {
@@ -284,7 +284,7 @@ impl XattrChange {
         }
         let path = match &complete {
             Some(found) => found.path.clone(),
-            None => fork.find(new.hash()?)?,
+            None => fork.blocks.find(new.hash()?)?,
         };
         if new.is_local(fork.geometry()) {
             let is_done = complete.as_ref().map_or(Ok(true), |old| make_way(fork, old))?;
@@ -334,7 +334,7 @@ impl ValueBlocks {
             first = fork.hole(needed)?;
         }
         let at = FileBlock(first.0 + u64::from(count));
-        let count = count + fork.map(at, needed - count)?;
+        let count = count + fork.blocks.map(at, needed - count)?;
         let grown = Self { first, count };
         let bytes = grown.bytes(fork, value);
         fork.set_remote(entry, (first, bytes))?;
@@ -387,9 +387,9 @@ fn give_up(fork: &mut ChangedXattrs<'_, '_>, old: &FoundXattr) -> Result<bool> {
 fn drop_incomplete(fork: &mut ChangedXattrs<'_, '_>, old: &FoundXattr) -> Result<bool> {
     if let FoundValue::Remote(first @ FileBlock(1..), len @ 1..) = old.value {
         let range = first.0..first.0 + u64::from(fork.value_blocks(len));
-        let is_unmapped = fork.unmap(range, MOST_UNMAPPED)?;
+        let is_unmapped = fork.blocks.unmap(range, MOST_UNMAPPED)?;
         if !is_unmapped {
-            let last = fork.step.extents.last().map_or(first.0, |last| last.offset.0);
+            let last = fork.blocks.step.extents.last().map_or(first.0, |last| last.offset.0);
             let left = u32::try_from(last.saturating_sub(first.0)).unwrap_or(0);
             let left = fork.value_bytes(left).min(len);
             fork.set_remote(old, (first, left))?;

@@ -23,7 +23,8 @@ use crate::group::{ExtentWish, ReverseOwner, allocate_anywhere};
 use crate::trans::{ChangedFork, ForkName, XfsTransaction};
 pub(crate) use place::{move_extent, replace_part, split_extent};
 pub(crate) use room::{
-    ForkPiece, first_hole, mapped, next_mapped, piece_at, previous_mapped, set_fork_offset,
+    ForkPiece, HoleWish, first_hole, mapped, next_mapped, piece_at, previous_mapped,
+    set_fork_offset,
 };
 
 /// What one step of a change of a fork has done.

@@ -8,17 +8,19 @@ use offshoot_vfs::Result;
 use offshoot_xfs_format::da::DaKind;
 use offshoot_xfs_format::log::XfsLogVector;
 use offshoot_xfs_format::log::items::{XfsBufferFlags, XfsBufferType, buffer_size, encode_buffer};
-use offshoot_xfs_format::{Lsn, XfsGeometry};
+use offshoot_xfs_format::{BasicBlock, Lsn, XfsGeometry};
+use zerocopy::little_endian as le;
 
 use super::chunks::DirtyChunks;
+use super::runs::BufferRuns;
 use super::shared::TransactionShared;
-use crate::buffer::{BufferRole, DiskRun, XfsBuffer};
+use crate::buffer::{BufferRole, XfsBuffer};
 use crate::log::{HomeOutcome, HomeWrites, LoggedItem, LoggedKind, LoggedSize, LoggedState};
 
 /// A buffer that the log carries. There is at most one for a place.
 #[derive(Debug)]
 pub(super) struct LoggedBuffer {
-    pub(super) run: DiskRun,
+    runs: BufferRuns,
     shared: Arc<TransactionShared>,
     log: LoggedState,
     state: Mutex<BufferState>,
@@ -67,10 +69,10 @@ impl BufferState {
 }
 
 impl LoggedBuffer {
-    pub(super) fn new(run: DiskRun, shared: &Arc<TransactionShared>) -> Self {
+    pub(super) fn new(runs: BufferRuns, shared: &Arc<TransactionShared>) -> Self {
         let state = BufferState {
             buffer: None,
-            dirty: DirtyChunks::new(run.bytes),
+            dirty: DirtyChunks::new(runs.bytes()),
             is_cancelled: false,
             pins: 0,
             committing: 0,
@@ -78,7 +80,7 @@ impl LoggedBuffer {
             writing: None,
         };
         let (shared, log) = (shared.clone(), LoggedState::default());
-        Self { run, shared, log, state: Mutex::new(state) }
+        Self { runs, shared, log, state: Mutex::new(state) }
     }
 
     pub(super) fn lock(&self) -> offshoot_kit::sync::MutexGuard<'_, BufferState> {
@@ -120,7 +122,7 @@ impl LoggedBuffer {
             is_freed
         };
         if is_freed {
-            self.shared.drop_clean_buffer(self.run.at);
+            self.shared.drop_clean_buffer(self.runs.at());
         }
     }
 
@@ -137,6 +139,31 @@ impl LoggedBuffer {
 
     fn geometry(&self) -> &XfsGeometry {
         self.shared.buffers.geometry()
+    }
+
+    /// Calls `visit` with the place, the bytes and the map of each run that the log has to carry:
+    /// it has an item for each of them.
+    fn each_run(
+        &self,
+        state: &BufferState,
+        mut visit: impl FnMut(BasicBlock, &[u8], &[le::U32]),
+    ) {
+        let Some(buffer) = &state.buffer else {
+            let no_bytes = |len| NO_BYTES.get(..len).unwrap_or(&NO_BYTES);
+            return self.runs.iter().for_each(|run| visit(run.at, no_bytes(run.bytes), &[]));
+        };
+        if let [run] = self.runs[..] {
+            return visit(run.at, buffer.bytes(), state.dirty.words());
+        }
+        let (mut start, mut rest) = (0, buffer.bytes());
+        for run in self.runs.iter() {
+            let dirty = state.dirty.part(start..start + run.bytes);
+            let (bytes, behind) = rest.split_at(run.bytes.min(rest.len()));
+            if !dirty.is_empty() {
+                visit(run.at, bytes, dirty.words());
+            }
+            (start, rest) = (start + run.bytes, behind);
+        }
     }
 }
 
@@ -155,22 +182,20 @@ impl LoggedItem for LoggedBuffer {
 
     fn size(&self) -> LoggedSize {
         let state = self.state.lock();
-        let (bytes, regions) = match &state.buffer {
-            Some(buffer) => buffer_size(buffer.bytes(), state.dirty.words()),
-            None => buffer_size(&[], &[]),
-        };
-        LoggedSize { bytes, regions }
+        let mut sum = LoggedSize::default();
+        self.each_run(&state, |_, bytes, dirty| {
+            let (bytes, regions) = buffer_size(bytes, dirty);
+            sum.bytes += bytes;
+            sum.regions += regions;
+        });
+        sum
     }
 
     fn format(&self, to: &mut XfsLogVector) {
         let state = self.state.lock();
-        if let Some(buffer) = &state.buffer {
-            let flags = flags_of(buffer, self.geometry());
-            encode_buffer(flags, self.run.at, buffer.bytes(), state.dirty.words(), to);
-        } else {
-            let bytes = NO_BYTES.get(..self.run.bytes).unwrap_or(&NO_BYTES);
-            encode_buffer(XfsBufferFlags::CANCEL, self.run.at, bytes, &[], to);
-        }
+        let flags = state.buffer.as_ref().map(|buffer| flags_of(buffer, self.geometry()));
+        let flags = flags.unwrap_or(XfsBufferFlags::CANCEL);
+        self.each_run(&state, |at, bytes, dirty| encode_buffer(flags, at, bytes, dirty, to));
     }
 
     fn pin(&self) {
@@ -186,12 +211,14 @@ impl LoggedItem for LoggedBuffer {
 
     fn write_home(self: Arc<Self>, home: &mut HomeWrites) -> Result<HomeOutcome> {
         if self.is_inode_cluster() {
-            let is_queued = home.has(self.run.at) && self.state.lock().writing.is_some();
+            let is_queued = home.has(self.runs.at()) && self.state.lock().writing.is_some();
             // With an inode of the cluster.
             if is_queued {
                 return Ok(HomeOutcome::Queued);
             }
-            return self.shared.write_cluster(self.run, home);
+            if let [run] = self.runs[..] {
+                return self.shared.write_cluster(run, home);
+            }
         }
         let mut state = self.state.lock();
         if state.is_pinned() {
@@ -206,8 +233,13 @@ impl LoggedItem for LoggedBuffer {
             None => Vec::new(),
         };
         // No commit takes it before its place among the active items is noted.
-        let item: Arc<dyn LoggedItem> = self.clone();
-        home.add(self.run.at, bytes, &[item]);
+        let item: [Arc<dyn LoggedItem>; 1] = [self.clone()];
+        let (mut items, mut rest) = (&item[..], bytes);
+        for run in self.runs.iter() {
+            let behind = rest.split_off(run.bytes.min(rest.len()));
+            home.add(run.at, rest, std::mem::take(&mut items));
+            rest = behind;
+        }
         Ok(HomeOutcome::Queued)
     }
 
@@ -220,7 +252,7 @@ impl LoggedItem for LoggedBuffer {
             }
         }
         drop(state);
-        self.shared.drop_clean_buffer(self.run.at);
+        self.shared.drop_clean_buffer(self.runs.at());
     }
 }
 

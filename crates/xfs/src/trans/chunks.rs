@@ -34,6 +34,19 @@ impl DirtyChunks {
         }
     }
 
+    /// The map of a part of the buffer.
+    pub(super) fn part(&self, bytes: Range<usize>) -> Self {
+        let mut part = Self::new(bytes.len());
+        let first = bytes.start / CHUNK;
+        for chunk in 0..bytes.len() / CHUNK {
+            let (word, bit) = ((first + chunk) / WORD_CHUNKS, (first + chunk) % WORD_CHUNKS);
+            if self.0.get(word).is_some_and(|word| word.get() >> bit & 1 != 0) {
+                part.add(chunk * CHUNK..(chunk + 1) * CHUNK);
+            }
+        }
+        part
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.0.iter().all(|word| word.get() == 0)
     }

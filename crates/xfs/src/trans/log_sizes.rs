@@ -18,7 +18,7 @@ const CLUSTER_INODES: u64 = 32;
 
 /// The blocks on the way down in a tree of hashes of an attribute fork, and of a directory.
 pub(crate) const HASH_BLOCKS: u64 = 5;
-const DIRECTORY_BLOCKS: u64 = 7;
+pub(crate) const DIRECTORY_BLOCKS: u64 = 7;
 
 /// The levels that older kernels reckoned with for the reverse map of a volume with shared blocks.
 const OLD_REVERSE_LEVELS: u64 = 9;

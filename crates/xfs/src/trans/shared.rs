@@ -13,6 +13,7 @@ use super::buffer_item::{BufferChange, LoggedBuffer};
 use super::inode_item::{InodeChange, InodePlace, XfsLoggedInode};
 use super::locks::KeyLocks;
 use super::made::MadeCluster;
+use super::runs::BufferRuns;
 use crate::buffer::{BufferRole, DiskRun, XfsBuffer, XfsBuffers, malformed};
 use crate::log::{HomeOutcome, HomeWrites, LoggedItem};
 
@@ -96,12 +97,12 @@ impl TransactionShared {
     /// The item of a buffer that a commit changes, with the change. The caller has its lock.
     pub(super) fn commit_buffer(
         self: &Arc<Self>,
-        run: DiskRun,
+        runs: &BufferRuns,
         change: BufferChange,
     ) -> Arc<LoggedBuffer> {
         let mut table = self.logged_buffers.lock();
-        let new = || Arc::new(LoggedBuffer::new(run, self));
-        let item = table.entry(run.at).or_insert_with(new).clone();
+        let new = || Arc::new(LoggedBuffer::new(runs.clone(), self));
+        let item = table.entry(runs.at()).or_insert_with(new).clone();
         // Under the lock of the table, so that nobody removes it as clean.
         item.commit(change);
         item

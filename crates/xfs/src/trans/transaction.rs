@@ -16,6 +16,7 @@ use super::counters::CountChanges;
 use super::inode::XfsChangedInode;
 use super::inode_item::{NEXT_UNLINKED, XfsLoggedInode};
 use super::made::{MadeChunk, MadeCluster};
+use super::runs::BufferRuns;
 use super::{XfsTransactions, misused};
 use crate::buffer::{BufferRole, DiskRun, XfsBuffer};
 use crate::log::{LogSequence, LogTicket, LoggedItem};
@@ -23,7 +24,7 @@ use crate::log::{LogSequence, LogTicket, LoggedItem};
 /// A buffer that a transaction has locked.
 #[derive(Debug)]
 struct HeldBuffer {
-    run: DiskRun,
+    runs: BufferRuns,
     role: BufferRole,
     content: HeldContent,
     /// Whether it is a cluster of a new chunk of inodes, which the log has as a whole.
@@ -109,7 +110,7 @@ impl<'e> XfsTransaction<'e> {
         let is_locked =
             self.buffers.contains_key(&run.at) || self.engine.shared.buffer_locks.try_lock(run.at);
         if is_locked {
-            self.hold_locked(run, BufferRole::FreeSpace(ag))?;
+            self.hold_locked(run.into(), BufferRole::FreeSpace(ag))?;
         }
         Ok(is_locked)
     }
@@ -147,9 +148,11 @@ impl<'e> XfsTransaction<'e> {
     }
 
     /// The bytes of a buffer, with the changes of this transaction. Locks it.
-    pub(crate) fn read(&mut self, run: DiskRun, role: BufferRole) -> Result<&[u8]> {
-        self.hold(run, role)?;
-        self.bytes(run.at)
+    pub(crate) fn read(&mut self, runs: impl Into<BufferRuns>, role: BufferRole) -> Result<&[u8]> {
+        let runs = runs.into();
+        let at = runs.at();
+        self.hold(runs, role)?;
+        self.bytes(at)
     }
 
     /// The bytes of a buffer that the transaction holds.
@@ -167,7 +170,7 @@ impl<'e> XfsTransaction<'e> {
         let held = self.buffers.get_mut(&place);
         let held = held.ok_or_else(|| misused(format!("block {place} is not locked")))?;
         if let HeldContent::Committed(buffer) = &held.content {
-            let (bytes, dirty) = (buffer.bytes().into(), DirtyChunks::new(held.run.bytes));
+            let (bytes, dirty) = (buffer.bytes().into(), DirtyChunks::new(held.runs.bytes()));
             held.content = HeldContent::Changed { bytes, dirty };
         }
         let HeldContent::Changed { bytes, dirty } = &mut held.content else {
@@ -193,46 +196,49 @@ impl<'e> XfsTransaction<'e> {
     }
 
     /// Makes a buffer of zeros of blocks that were just allocated. The caller logs what it fills.
-    pub(crate) fn fresh(&mut self, run: DiskRun, role: BufferRole) -> Result<()> {
-        if !self.buffers.contains_key(&run.at) {
-            self.engine.shared.buffer_locks.lock(run.at)?;
-            let held = HeldBuffer { run, role, content: HeldContent::Cancelled, is_made: false };
-            self.buffers.insert(run.at, held);
-            self.settle_cancel(run)?;
+    pub(crate) fn fresh(&mut self, runs: impl Into<BufferRuns>, role: BufferRole) -> Result<()> {
+        let runs = runs.into();
+        let (at, len) = (runs.at(), runs.bytes());
+        if !self.buffers.contains_key(&at) {
+            self.engine.shared.buffer_locks.lock(at)?;
+            let (runs, content) = (runs.clone(), HeldContent::Cancelled);
+            self.buffers.insert(at, HeldBuffer { runs, role, content, is_made: false });
+            self.settle_cancel(at)?;
         }
-        let (bytes, mut dirty) = (vec![0; run.bytes].into(), DirtyChunks::new(run.bytes));
+        let (bytes, mut dirty) = (vec![0; len].into(), DirtyChunks::new(len));
         // What the log has of the block is older than all of this.
-        dirty.add(0..run.bytes);
+        dirty.add(0..len);
         let content = HeldContent::Changed { bytes, dirty };
-        self.buffers.insert(run.at, HeldBuffer { run, role, content, is_made: false });
+        self.buffers.insert(at, HeldBuffer { runs, role, content, is_made: false });
         Ok(())
     }
 
     /// The log must say durably that a block was freed before it says what it is now, so that a
     /// recovery tells the one from the other.
-    fn settle_cancel(&self, run: DiskRun) -> Result<()> {
+    fn settle_cancel(&self, at: BasicBlock) -> Result<()> {
         let is_cancelled = || {
-            let item = self.engine.shared.logged_buffer(run.at);
+            let item = self.engine.shared.logged_buffer(at);
             item.is_some_and(|item| item.is_cancelled())
         };
         if is_cancelled() {
             self.engine.log().force_all()?;
         }
         if is_cancelled() {
-            return Err(misused(format!("block {} is still being freed", run.at)));
+            return Err(misused(format!("block {at} is still being freed")));
         }
         Ok(())
     }
 
     /// Frees the buffer of blocks that are freed: what the log has of it is not replayed, and what
     /// was changed is not written home.
-    pub(crate) fn cancel(&mut self, run: DiskRun) -> Result<()> {
-        if !self.buffers.contains_key(&run.at) {
-            self.engine.shared.buffer_locks.lock(run.at)?;
+    pub(crate) fn cancel(&mut self, runs: impl Into<BufferRuns>) -> Result<()> {
+        let runs = runs.into();
+        let at = runs.at();
+        if !self.buffers.contains_key(&at) {
+            self.engine.shared.buffer_locks.lock(at)?;
         }
-        let role = BufferRole::InodeCluster;
-        let held = HeldBuffer { run, role, content: HeldContent::Cancelled, is_made: false };
-        self.buffers.insert(run.at, held);
+        let (role, content) = (BufferRole::InodeCluster, HeldContent::Cancelled);
+        self.buffers.insert(at, HeldBuffer { runs, role, content, is_made: false });
         Ok(())
     }
 
@@ -245,8 +251,8 @@ impl<'e> XfsTransaction<'e> {
         for (run, bytes) in clusters {
             self.fresh(run, BufferRole::InodeCluster)?;
             let content = HeldContent::Changed { bytes, dirty: DirtyChunks::new(run.bytes) };
-            let role = BufferRole::InodeCluster;
-            self.buffers.insert(run.at, HeldBuffer { run, role, content, is_made: true });
+            let (runs, role) = (run.into(), BufferRole::InodeCluster);
+            self.buffers.insert(run.at, HeldBuffer { runs, role, content, is_made: true });
         }
         self.others.push(Arc::new(MadeChunk::new(item)));
         Ok(())
@@ -352,29 +358,31 @@ impl<'e> XfsTransaction<'e> {
     }
 
     /// Locks a buffer, and reads it unless the transaction has it.
-    fn hold(&mut self, run: DiskRun, role: BufferRole) -> Result<()> {
-        if let Some(held) = self.buffers.get(&run.at) {
-            if held.role == role && held.run == run {
+    fn hold(&mut self, runs: BufferRuns, role: BufferRole) -> Result<()> {
+        let at = runs.at();
+        if let Some(held) = self.buffers.get(&at) {
+            if held.role == role && held.runs == runs {
                 return Ok(());
             }
-            let problem = format!("block {} is {:?} and {role:?}", run.at, held.role);
+            let problem = format!("block {at} is {:?} and {role:?}", held.role);
             return Err(Error::corrupt(Structure::BtreeBlock, problem));
         }
-        self.engine.shared.buffer_locks.lock(run.at)?;
-        self.hold_locked(run, role)
+        self.engine.shared.buffer_locks.lock(at)?;
+        self.hold_locked(runs, role)
     }
 
     /// Reads a buffer that is locked, unless the transaction has it.
-    fn hold_locked(&mut self, run: DiskRun, role: BufferRole) -> Result<()> {
-        if self.buffers.contains_key(&run.at) {
+    fn hold_locked(&mut self, runs: BufferRuns, role: BufferRole) -> Result<()> {
+        let at = runs.at();
+        if self.buffers.contains_key(&at) {
             return Ok(());
         }
         let shared = &self.engine.shared;
-        let buffer = shared.buffers.read(&[run], role).inspect_err(|_| {
-            shared.buffer_locks.unlock(run.at);
+        let buffer = shared.buffers.read(&runs, role).inspect_err(|_| {
+            shared.buffer_locks.unlock(at);
         })?;
         let content = HeldContent::Committed(buffer);
-        self.buffers.insert(run.at, HeldBuffer { run, role, content, is_made: false });
+        self.buffers.insert(at, HeldBuffer { runs, role, content, is_made: false });
         Ok(())
     }
 
@@ -449,8 +457,8 @@ impl<'e> XfsTransaction<'e> {
                 HeldContent::Committed(_) => continue,
                 HeldContent::Changed { bytes, dirty } => {
                     let buffer = Arc::new(XfsBuffer::changed(held.role, *place, bytes));
-                    if held.is_made {
-                        let made = shared.commit_made(held.run);
+                    if let (true, [run]) = (held.is_made, &held.runs[..]) {
+                        let made = shared.commit_made(*run);
                         items.all.push(made.clone());
                         items.made.push(made);
                     }
@@ -461,11 +469,11 @@ impl<'e> XfsTransaction<'e> {
                     (BufferChange::Bytes(buffer.clone(), dirty), Some(buffer))
                 }
                 HeldContent::Cancelled => {
-                    shared.free_cluster(held.run);
+                    held.runs.iter().for_each(|run| shared.free_cluster(*run));
                     (BufferChange::Cancelled, None)
                 }
             };
-            let item = shared.commit_buffer(held.run, change);
+            let item = shared.commit_buffer(&held.runs, change);
             items.all.push(item.clone());
             items.buffers.push(item);
             published.push((*place, buffer));

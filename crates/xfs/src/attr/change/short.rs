@@ -88,13 +88,13 @@ impl ChangedXattrs<'_, '_> {
                 matches!(self.inode()?.fork(ForkName::Data), Some(ChangedFork::Extents(_)));
             if !is_list {
                 let what =
-                    format!("room for attributes in inode {}, whose data fills it", self.ino);
+                    format!("room for attributes in inode {}, whose data fills it", self.blocks.ino);
                 return Err(Error::unsupported(Code::Unsupported, what));
             }
             offset = USUAL_OFFSET.min(most);
         }
         let offset = u8::try_from(offset).map_err(|_| self.damaged("the inode is too large"))?;
-        set_fork_offset(self.t, self.ino, offset)
+        set_fork_offset(self.blocks.t, self.blocks.ino, offset)
     }
 
     /// The attributes in the inode; `None` when they are in blocks.
@@ -145,7 +145,7 @@ impl ChangedXattrs<'_, '_> {
     fn store_short(&mut self, xattrs: &ShortXattrs<'_>) -> Result<bool> {
         let bytes = xattrs.encode().map_err(malformed)?;
         let Some(offset) = self.offset_for(bytes.len())? else { return Ok(false) };
-        set_fork_offset(self.t, self.ino, offset)?;
+        set_fork_offset(self.blocks.t, self.blocks.ino, offset)?;
         self.inode()?.set_fork(FORK, ChangedFork::Local(bytes));
         Ok(true)
     }
@@ -175,17 +175,17 @@ impl ChangedXattrs<'_, '_> {
     /// Brings attributes back to the inode that fit there, and ends a fork without attributes.
     /// Returns false when that takes one more step.
     pub(super) fn settle_form(&mut self) -> Result<bool> {
-        let block = self.read(ROOT)?;
-        if self.node(&block)?.is_some() {
+        let block = self.blocks.read(ROOT)?;
+        if self.blocks.node(&block)?.is_some() {
             return Ok(true);
         }
         let leaf = self.leaf(&block)?;
         let list: Vec<_> = leaf.xattrs(0).collect();
         if list.is_empty() {
             // Blocks of values that a crash has left are mapped still.
-            let is_done = self.unmap(1..u64::from(u32::MAX), super::MOST_UNMAPPED)?;
+            let is_done = self.blocks.unmap(1..u64::from(u32::MAX), super::MOST_UNMAPPED)?;
             if is_done {
-                self.free(ROOT)?;
+                self.blocks.free(ROOT)?;
                 self.drop_fork()?;
             }
             return Ok(is_done);
@@ -195,14 +195,14 @@ impl ChangedXattrs<'_, '_> {
             is_plain
                 && matches!(xattr.value, XattrContent::Local(value) if value.len() <= SHORT_MAX)
         });
-        let is_alone = self.inode()?.extent_count(FORK) == 1 && self.extent(ROOT)?.count == 1;
+        let is_alone = self.inode()?.extent_count(FORK) == 1 && self.blocks.extent(ROOT)?.count == 1;
         if !is_short || !is_alone || list.len() > SHORT_MAX {
             return Ok(true);
         }
         let bytes = ShortXattrs { list }.encode().map_err(malformed)?;
         if let Some(offset) = self.offset_for(bytes.len())? {
-            self.free(ROOT)?;
-            set_fork_offset(self.t, self.ino, offset)?;
+            self.blocks.free(ROOT)?;
+            set_fork_offset(self.blocks.t, self.blocks.ino, offset)?;
             self.inode()?.set_fork(FORK, ChangedFork::Local(bytes));
         }
         Ok(true)

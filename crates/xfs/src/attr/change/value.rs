@@ -33,9 +33,9 @@ impl ChangedXattrs<'_, '_> {
 
     /// The run from block `block` of the fork on, with at most `most` blocks.
     fn value_run(&mut self, block: FileBlock, most: u32) -> Result<ValueRun> {
-        let extent = self.extent(block)?;
+        let extent = self.blocks.extent(block)?;
         let inside = block.0 - extent.offset.0;
-        let place = self.place(FsBlock(extent.start.0 + inside))?;
+        let place = self.blocks.place(FsBlock(extent.start.0 + inside))?;
         let left = u64::from(extent.count) - inside;
         let blocks = usize::try_from(left.min(most.into())).unwrap_or(usize::MAX);
         Ok(ValueRun { block, place, blocks })
@@ -58,7 +58,7 @@ impl ChangedXattrs<'_, '_> {
         let index = index as u64;
         let place = run.place.0 + index * (self.geometry().block_size() as u64 / BASIC_BLOCK);
         let block = Some(FileBlock(run.block.0 + index));
-        DaExpected { place: BasicBlock(place), owner: Some(self.ino), block }
+        DaExpected { place: BasicBlock(place), owner: Some(self.blocks.ino), block }
     }
 
     /// Writes a value to its blocks, which are mapped.
@@ -73,7 +73,7 @@ impl ChangedXattrs<'_, '_> {
                 bytes.extend(block.map_err(|problem| damaged_at(expected.place, problem))?);
                 offset += RemoteKind::room(geometry, size);
             }
-            self.t.engine().buffers().write(run.place, &bytes)?;
+            self.blocks.t.engine().buffers().write(run.place, &bytes)?;
         }
         Ok(())
     }
@@ -84,7 +84,7 @@ impl ChangedXattrs<'_, '_> {
         let mut value = Vec::with_capacity(len);
         for run in self.value_runs(block, len)? {
             let mut bytes = vec![0; run.blocks * size];
-            self.t.engine().buffers().read_into(run.place.bytes(), &mut bytes)?;
+            self.blocks.t.engine().buffers().read_into(run.place.bytes(), &mut bytes)?;
             for (index, part) in bytes.chunks_exact(size).enumerate() {
                 let expected = self.value_expected(&run, index);
                 let part = KIND.parse(geometry, part, &expected, value.len(), len);

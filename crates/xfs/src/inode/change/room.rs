@@ -1,6 +1,8 @@
 //! What a fork has at a place, where it has holes, and the room that it has in the inode.
 
-use offshoot_vfs::{Errno, Error, Result};
+use std::ops::Range;
+
+use offshoot_vfs::Result;
 use offshoot_xfs_format::btree::XfsForkRoot;
 use offshoot_xfs_format::record::XfsExtent;
 use offshoot_xfs_format::{FileBlock, Ino};
@@ -113,24 +115,44 @@ pub(crate) fn piece_at(
     })
 }
 
-/// The first `count` blocks in a row of the attribute fork that no extent has. Attributes name
-/// their blocks by 32 bits.
-pub(crate) fn first_hole(t: &mut XfsTransaction<'_>, ino: Ino, count: u32) -> Result<FileBlock> {
-    let hole = look(t, ino, ForkName::Attributes, |records| {
-        let mut hole = 0;
+/// Where a hole in a fork is looked for.
+#[derive(Clone, Debug)]
+pub(crate) struct HoleWish {
+    pub(crate) range: Range<u64>,
+    /// The blocks in a row.
+    pub(crate) count: u32,
+    /// The first of them is a multiple of this.
+    pub(crate) alignment: u64,
+    /// The extents to look behind, from the start of the range on. If there are more, the place
+    /// behind the last extent of the range will do.
+    pub(crate) most_extents: usize,
+}
+
+/// Blocks in a row of a fork that no extent has: the first ones that are found.
+pub(crate) fn first_hole(
+    t: &mut XfsTransaction<'_>,
+    ino: Ino,
+    fork: ForkName,
+    wish: &HoleWish,
+) -> Result<Option<FileBlock>> {
+    let HoleWish { range, count, alignment, most_extents } = wish;
+    let behind = |extent: &XfsExtent| end(extent).next_multiple_of(*alignment);
+    let hole = look(t, ino, fork, |records| {
+        let (mut hole, mut left) = (range.start, *most_extents);
         while let Some(extent) = records.at_least(FileBlock(hole))? {
-            if extent.offset.0 - hole >= u64::from(count) {
+            if extent.offset.0 - hole >= u64::from(*count) {
                 break;
             }
-            hole = end(&extent);
+            hole = behind(&extent);
+            left = left.saturating_sub(1);
+            if left == 0 {
+                let last = records.at_most(FileBlock(range.end.saturating_sub(1)))?;
+                return Ok(last.map_or(hole, |last| hole.max(behind(&last))));
+            }
         }
         Ok(hole)
     })?;
-    if hole + u64::from(count) > u64::from(u32::MAX) {
-        let what = format!("{count} blocks in the attribute fork of inode {ino}");
-        return Err(Error::posix(Errno::NOSPC, what));
-    }
-    Ok(FileBlock(hole))
+    Ok((hole + u64::from(*count) <= range.end).then_some(FileBlock(hole)))
 }
 
 /// Lets the attribute fork begin at `offset`, in units of 8 bytes behind the core. A list of

@@ -41,8 +41,8 @@ impl AttributedVolume {
     fn level(&self, engine: &XfsTransactions, index: usize) -> u16 {
         let mut t = engine.begin(Kind::ChangeAttribute, BLOCKS).unwrap();
         let mut fork = ChangedXattrs::new(&mut t, self.files[index].ino);
-        let block = fork.read(ROOT).unwrap();
-        fork.node(&block).unwrap().map_or(0, |node| node.level)
+        let block = fork.blocks.read(ROOT).unwrap();
+        fork.blocks.node(&block).unwrap().map_or(0, |node| node.level)
     }
 
     fn fork_offset(&self, engine: &XfsTransactions, index: usize) -> u8 {

@@ -1,0 +1,308 @@
+//! Forks with a tree of hashes, as a transaction changes them: their blocks, which are taken, found,
+//! stored and given up. The tree itself is in `tree`.
+//!
+//! A block of a directory may have several blocks of the filesystem. They lie in a row where the
+//! volume has such a row, and else in several extents.
+//!
+//! No space is freed here: [`ChangedHashFork::step`] says what the fork has no longer, and rooms
+//! above free that.
+
+mod tree;
+
+use std::ops::Range;
+
+use offshoot_vfs::{Errno, Error, Result, Structure};
+use offshoot_xfs_format::da::{DaEdit, DaExpected, DaKind, DaNode};
+use offshoot_xfs_format::dir::{free_start, leaf_start};
+use offshoot_xfs_format::record::XfsExtent;
+use offshoot_xfs_format::{
+    AgBlock, AgNumber, BasicBlock, FileBlock, FsBlock, Ino, Malformed, XfsGeometry,
+};
+
+use crate::buffer::{BufferRole, DiskRun, malformed};
+use crate::group::{ExtentWish, ReverseOwner, allocate_anywhere};
+use crate::inode::change::{
+    ForkStep, HoleWish, first_hole, previous_mapped, map_extent, mapped, unmap_extents,
+};
+use crate::trans::{BufferRuns, ForkName, XfsChangedInode, XfsTransaction};
+pub(crate) use tree::HashPath;
+
+/// The parts of a block that are compared and logged.
+const CHUNK: usize = 128;
+
+/// The extents behind which a directory looks for room for a block of its tree.
+const NEAR_HOLES: usize = 64;
+
+/// The data fork of a directory, or the attribute fork of a file, that a transaction changes.
+pub(crate) struct ChangedHashFork<'t, 'e> {
+    pub(crate) t: &'t mut XfsTransaction<'e>,
+    pub(crate) ino: Ino,
+    /// What the fork has no longer.
+    pub(crate) step: ForkStep,
+    is_directory: bool,
+}
+
+impl<'t, 'e> ChangedHashFork<'t, 'e> {
+    pub(crate) fn of_attributes(t: &'t mut XfsTransaction<'e>, ino: Ino) -> Self {
+        Self { t, ino, step: ForkStep::default(), is_directory: false }
+    }
+
+    pub(crate) fn of_directory(t: &'t mut XfsTransaction<'e>, ino: Ino) -> Self {
+        Self { t, ino, step: ForkStep::default(), is_directory: true }
+    }
+
+    pub(crate) fn geometry(&self) -> &'e XfsGeometry {
+        self.t.geometry()
+    }
+
+    pub(crate) fn inode(&mut self) -> Result<&mut XfsChangedInode> {
+        self.t.inode(self.ino)
+    }
+
+    fn name(&self) -> ForkName {
+        if self.is_directory { ForkName::Data } else { ForkName::Attributes }
+    }
+
+    /// The blocks of the filesystem in a block of the fork.
+    pub(crate) fn unit(&self) -> u32 {
+        if self.is_directory { 1 << self.geometry().dir_block_log } else { 1 }
+    }
+
+    /// The error about the fork.
+    #[cold]
+    pub(crate) fn damaged(&self, problem: impl std::fmt::Display) -> Error {
+        let (structure, fork) = if self.is_directory {
+            (Structure::DirectoryBlock, "directory")
+        } else {
+            (Structure::AttributeBlock, "attribute fork")
+        };
+        Error::corrupt(structure, format!("inode {}: {fork}: {problem}", self.ino))
+    }
+
+    #[cold]
+    pub(crate) fn no_space(&self, what: &str) -> Error {
+        let of = if self.is_directory { "directory" } else { "attributes of inode" };
+        Error::posix(Errno::NOSPC, format!("{what} for {of} {}", self.ino))
+    }
+
+    /// The extent with block `at` of the fork, if it is mapped.
+    fn find_extent(&mut self, at: FileBlock) -> Result<Option<XfsExtent>> {
+        let found = mapped(self.t, self.ino, self.name(), at)?;
+        if found.is_some_and(|extent| extent.is_unwritten) {
+            return Err(self.damaged(format!("block {at} is unwritten")));
+        }
+        Ok(found)
+    }
+
+    /// The extent with block `at` of the fork.
+    pub(crate) fn extent(&mut self, at: FileBlock) -> Result<XfsExtent> {
+        let found = self.find_extent(at)?;
+        found.ok_or_else(|| self.damaged(format!("block {at} is not there")))
+    }
+
+    /// Where a block of the volume is on the device.
+    pub(crate) fn place(&self, block: FsBlock) -> Result<BasicBlock> {
+        let place = self.geometry().place_of(block);
+        place.ok_or_else(|| self.damaged(format!("block {block} is not in the volume")))
+    }
+
+    /// Where the block at `at` of the fork is on the device; `None` when it is not mapped.
+    fn find_runs(&mut self, at: FileBlock) -> Result<Option<BufferRuns>> {
+        let geometry = self.geometry();
+        let (mut next, end) = (at.0, at.0 + u64::from(self.unit()));
+        let mut runs = Vec::new();
+        while next < end {
+            let Some(extent) = self.find_extent(FileBlock(next))? else {
+                if runs.is_empty() {
+                    return Ok(None);
+                }
+                return Err(self.damaged(format!("block {next} is not there")));
+            };
+            let inside = next - extent.offset.0;
+            let count = (u64::from(extent.count) - inside).min(end - next);
+            let at = self.place(FsBlock(extent.start.0 + inside))?;
+            let bytes = usize::try_from(count << geometry.block_log).unwrap_or(usize::MAX);
+            runs.push(DiskRun { at, bytes });
+            next += count;
+        }
+        Ok(Some(runs.into()))
+    }
+
+    fn runs(&mut self, at: FileBlock) -> Result<BufferRuns> {
+        let runs = self.find_runs(at)?;
+        runs.ok_or_else(|| self.damaged(format!("block {at} is not there")))
+    }
+
+    fn role(&self, at: FileBlock) -> BufferRole {
+        if self.is_directory {
+            BufferRole::Directory(self.ino, at)
+        } else {
+            BufferRole::Attributes(self.ino, at)
+        }
+    }
+
+    /// What a block at `at` says about itself.
+    pub(crate) fn expected(&mut self, at: FileBlock) -> Result<DaExpected> {
+        let place = self.runs(at)?.at();
+        Ok(DaExpected { place, owner: Some(self.ino), block: Some(at) })
+    }
+
+    /// The block at `at`.
+    pub(crate) fn read(&mut self, at: FileBlock) -> Result<Vec<u8>> {
+        let (runs, role) = (self.runs(at)?, self.role(at));
+        self.t.read(runs, role).map(<[u8]>::to_vec)
+    }
+
+    /// The block at `at`; `None` when it is not mapped.
+    pub(crate) fn find_block(&mut self, at: FileBlock) -> Result<Option<Vec<u8>>> {
+        let (Some(runs), role) = (self.find_runs(at)?, self.role(at)) else { return Ok(None) };
+        self.t.read(runs, role).map(|bytes| Some(bytes.to_vec()))
+    }
+
+    /// The kind of a block by its magic number.
+    fn kind(&self, block: &[u8]) -> Option<DaKind> {
+        if self.is_directory {
+            DaKind::of_directory(self.geometry(), block)
+        } else {
+            DaKind::of_attributes(self.geometry(), block)
+        }
+    }
+
+    /// The block as a node; `None` when it is none.
+    pub(crate) fn node<'b>(&self, block: &'b [u8]) -> Result<Option<DaNode<'b>>> {
+        match self.kind(block) {
+            Some(kind @ (DaKind::AttrNode | DaKind::DirNode)) => {
+                DaNode::view(self.geometry(), kind, block).map(Some).map_err(malformed)
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Makes `bytes` those of the block at `at`. The log gets the parts that differ.
+    pub(crate) fn store(&mut self, at: FileBlock, bytes: &[u8]) -> Result<()> {
+        let (runs, role) = (self.runs(at)?, self.role(at));
+        let place = runs.at();
+        let old = self.t.read(runs, role)?.to_vec();
+        for ((old, new), index) in old.chunks(CHUNK).zip(bytes.chunks(CHUNK)).zip(0..) {
+            if old != new {
+                self.t.put(place, index * CHUNK, new)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Changes a block. Returns what `change` does.
+    pub(crate) fn edit<T>(
+        &mut self,
+        (at, kind): (FileBlock, DaKind),
+        change: impl FnOnce(&XfsGeometry, &mut DaEdit<'_>) -> Result<T, Malformed>,
+    ) -> Result<T> {
+        let mut block = self.read(at)?;
+        let outcome = change(self.geometry(), &mut DaEdit::fill(kind, &mut block));
+        let outcome = outcome.map_err(malformed)?;
+        self.store(at, &block)?;
+        Ok(outcome)
+    }
+
+    /// Where a block of the tree of hashes can be added.
+    fn room_for_block(&mut self) -> Result<FileBlock> {
+        let (geometry, unit) = (self.geometry(), self.unit());
+        let (range, most_extents) = if self.is_directory {
+            (leaf_start(geometry).0..free_start(geometry).0, NEAR_HOLES)
+        } else {
+            (0..u64::from(u32::MAX), usize::MAX)
+        };
+        let wish = HoleWish { range, count: unit, alignment: unit.into(), most_extents };
+        for most_extents in [most_extents, usize::MAX] {
+            let wish = HoleWish { most_extents, ..wish.clone() };
+            if let Some(hole) = first_hole(self.t, self.ino, self.name(), &wish)? {
+                return Ok(hole);
+            }
+        }
+        Err(self.no_space("a block number"))
+    }
+
+    /// Takes a new block into the tree of hashes. It is zeros.
+    pub(crate) fn create(&mut self) -> Result<FileBlock> {
+        let at = self.room_for_block()?;
+        self.create_at(at)?;
+        Ok(at)
+    }
+
+    /// Takes a new block into the fork at a place where none is. It is zeros.
+    pub(crate) fn create_at(&mut self, at: FileBlock) -> Result<()> {
+        let (mut next, mut left) = (at, self.unit());
+        let mut least = left;
+        while left > 0 {
+            let Some(count) = self.try_map(next, least..left + 1)? else {
+                if least == 1 {
+                    return Err(self.no_space("a block"));
+                }
+                // Nowhere are so many free in a row.
+                least = 1;
+                continue;
+            };
+            next.0 += u64::from(count);
+            left -= count;
+        }
+        let (runs, role) = (self.runs(at)?, self.role(at));
+        self.t.fresh(runs, role)
+    }
+
+    /// Maps new blocks from `at` of the fork on: at least one, and up to `most` in a row. Returns
+    /// how many.
+    pub(crate) fn map(&mut self, at: FileBlock, most: u32) -> Result<u32> {
+        let count = self.try_map(at, 1..most + 1)?;
+        count.ok_or_else(|| self.no_space("a block"))
+    }
+
+    /// Maps as many new blocks as `counts` has. Returns how many; `None` when no group has so many
+    /// in a row.
+    fn try_map(&mut self, at: FileBlock, counts: Range<u32>) -> Result<Option<u32>> {
+        let (geometry, fork) = (self.geometry(), self.name());
+        let owner = Some(ReverseOwner::file(self.ino, fork, at, false));
+        let levels = self.t.engine().most_levels();
+        let left = if self.is_directory { levels.data } else { levels.attributes };
+        let near = self.near(at)?;
+        let most = counts.end - 1;
+        let wish = ExtentWish { owner, least: counts.start, left, ..ExtentWish::blocks(most) };
+        let Some((ag, found)) = allocate_anywhere(self.t, near, &wish)? else { return Ok(None) };
+        let start = geometry.fs_block(ag, found.start);
+        let extent = XfsExtent { offset: at, start, count: found.count, is_unwritten: false };
+        let ForkStep { tree_blocks, .. } = map_extent(self.t, self.ino, fork, &extent)?;
+        self.step.tree_blocks.extend(tree_blocks);
+        Ok(Some(found.count))
+    }
+
+    /// Where a new block at `at` of the fork had best be: for a directory behind the block before
+    /// it, so that blocks that are read one after the other lie so.
+    fn near(
+        &mut self,
+        at: FileBlock,
+    ) -> Result<Option<(AgNumber, AgBlock)>> {
+        let geometry = self.geometry();
+        let of_inode = geometry.locate(self.ino).map(|(ag, block, _)| (ag, block));
+        if !self.is_directory {
+            return Ok(of_inode);
+        }
+        let before = previous_mapped(self.t, self.ino, ForkName::Data, at)?;
+        let behind = before.map(|last| FsBlock(last.start.0 + u64::from(last.count)));
+        Ok(behind.and_then(|behind| geometry.split(behind)).or(of_inode))
+    }
+
+    /// Gives up the block at `at` of the fork.
+    pub(crate) fn free(&mut self, at: FileBlock) -> Result<()> {
+        let (runs, unit) = (self.runs(at)?, self.unit());
+        self.t.cancel(runs)?;
+        self.unmap(at.0..at.0 + u64::from(unit), unit as usize).map(drop)
+    }
+
+    /// Unmaps up to `most` extents of a range, the last ones first. Returns whether all are.
+    pub(crate) fn unmap(&mut self, range: Range<u64>, most: usize) -> Result<bool> {
+        let ForkStep { extents, tree_blocks, is_done } =
+            unmap_extents(self.t, self.ino, self.name(), range, most)?;
+        self.step.extents.extend(extents);
+        self.step.tree_blocks.extend(tree_blocks);
+        Ok(is_done)
+    }
+}

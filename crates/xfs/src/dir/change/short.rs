@@ -1,0 +1,140 @@
+//! The short form, in the inode.
+
+use offshoot_vfs::Result;
+use offshoot_xfs_format::dir::short::{ShortDir, ShortDirView};
+use offshoot_xfs_format::dir::{XfsDirEntry, block, file_type};
+use offshoot_xfs_format::{FileBlock, Ino};
+
+use super::{ChangedDirectory, EntryTarget};
+use crate::buffer::malformed;
+use crate::trans::{ChangedFork, ForkName};
+
+/// The most entries of a short form: it counts them in a byte.
+const MOST_ENTRIES: usize = 255;
+
+/// The entry of a directory with blocks where it was in the short form before.
+const ONLY_BLOCK: FileBlock = FileBlock(0);
+
+impl ChangedDirectory<'_, '_> {
+    pub(super) fn make_empty(&mut self, parent: Ino) -> Result<()> {
+        let short = ShortDir { parent, entries: Vec::new() };
+        if self.store_short(&short)? {
+            return Ok(());
+        }
+        Err(self.blocks.damaged("an empty directory has no room in its inode"))
+    }
+
+    pub(super) fn find_in_short(
+        &mut self,
+        bytes: &[u8],
+        name: &[u8],
+    ) -> Result<Option<EntryTarget>> {
+        let short = ShortDirView::new(self.geometry(), bytes).map_err(malformed)?;
+        Ok(match name {
+            b"." => Some((self.blocks.ino, file_type::DIR)),
+            b".." => Some((short.parent, file_type::DIR)),
+            _ => short.find(name).map(|entry| (entry.ino, entry.file_type)),
+        })
+    }
+
+    pub(super) fn is_short_empty(&mut self, bytes: &[u8]) -> Result<bool> {
+        let short = ShortDirView::new(self.geometry(), bytes).map_err(malformed)?;
+        Ok(short.entries().next().is_none())
+    }
+
+    pub(super) fn add_to_short(&mut self, bytes: &[u8], entry: &XfsDirEntry<'_>) -> Result<()> {
+        let geometry = self.geometry();
+        let short = ShortDir::parse(geometry, bytes).map_err(malformed)?;
+        if short.entries.iter().any(|other| other.name == entry.name) {
+            return Err(self.exists(entry.name));
+        }
+        let mut with_entry = short.clone();
+        if with_entry.insert(geometry, *entry) && self.store_short(&with_entry)? {
+            return Ok(());
+        }
+        let block = self.short_to_block(&short)?;
+        self.add_to_block(&block, entry)
+    }
+
+    pub(super) fn remove_from_short(&mut self, bytes: &[u8], name: &[u8]) -> Result<()> {
+        let mut short = ShortDir::parse(self.geometry(), bytes).map_err(malformed)?;
+        short.remove(name).ok_or_else(|| self.missing(name))?;
+        if self.store_short(&short)? {
+            return Ok(());
+        }
+        Err(self.blocks.damaged("fewer entries have no room in the inode"))
+    }
+
+    pub(super) fn replace_in_short(
+        &mut self,
+        bytes: &[u8],
+        name: &[u8],
+        (ino, file_type): EntryTarget,
+    ) -> Result<()> {
+        let short = ShortDir::parse(self.geometry(), bytes).map_err(malformed)?;
+        let mut changed = short.clone();
+        if name == b".." {
+            changed.parent = ino;
+        } else {
+            let entry = changed.entries.iter_mut().find(|entry| entry.name == name);
+            let entry = entry.ok_or_else(|| self.missing(name))?;
+            (entry.ino, entry.file_type) = (ino, file_type);
+        }
+        if self.store_short(&changed)? {
+            return Ok(());
+        }
+        // A number of more than 32 bits makes all others longer.
+        let block = self.short_to_block(&short)?;
+        self.replace_in_block(&block, name, (ino, file_type))
+    }
+
+    /// Stores a short form. Returns false when the inode has no room for it.
+    fn store_short(&mut self, short: &ShortDir<'_>) -> Result<bool> {
+        let geometry = self.geometry();
+        if short.entries.len() > MOST_ENTRIES {
+            return Ok(false);
+        }
+        let bytes = short.encode(geometry).map_err(malformed)?;
+        let inode = self.blocks.inode()?;
+        if bytes.len() > inode.room(ForkName::Data, geometry)? {
+            return Ok(false);
+        }
+        let len = bytes.len() as u64;
+        inode.set_fork(ForkName::Data, ChangedFork::Local(bytes));
+        self.set_size(len)?;
+        Ok(true)
+    }
+
+    /// Brings all entries to a block. Returns its bytes.
+    fn short_to_block(&mut self, short: &ShortDir<'_>) -> Result<Vec<u8>> {
+        let geometry = self.geometry();
+        self.blocks.inode()?.set_fork(ForkName::Data, ChangedFork::Extents(Vec::new()));
+        self.blocks.create_at(ONLY_BLOCK)?;
+        let expected = self.blocks.expected(ONLY_BLOCK)?;
+        let bytes = block::from_short(geometry, &expected, short).map_err(malformed)?;
+        self.blocks.store(ONLY_BLOCK, &bytes)?;
+        self.set_size(geometry.dir_block_size() as u64)?;
+        Ok(bytes)
+    }
+
+    /// Brings the entries of the only block to the inode, if they have room there.
+    pub(super) fn block_to_short(&mut self) -> Result<()> {
+        let geometry = self.geometry();
+        let bytes = self.blocks.read(ONLY_BLOCK)?;
+        let view = block::DirBlock::view(geometry, &bytes).map_err(malformed)?;
+        let room = self.blocks.inode()?.room(ForkName::Data, geometry)?;
+        // An entry has a length, an offset and a number besides its name.
+        let least: usize = view.data.entries(0).map(|entry| entry.name.len() + 7).sum();
+        if least > room + 32 {
+            return Ok(());
+        }
+        let short = block::to_short(geometry, &view).map_err(malformed)?;
+        let fits = short.entries.len() <= MOST_ENTRIES
+            && short.encode(geometry).map_err(malformed)?.len() <= room;
+        if fits {
+            self.blocks.free(ONLY_BLOCK)?;
+            self.store_short(&short)?;
+        }
+        Ok(())
+    }
+}

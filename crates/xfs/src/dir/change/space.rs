@@ -1,0 +1,173 @@
+//! Data blocks: where an entry has room, and blocks that come and go.
+
+use offshoot_vfs::Result;
+use offshoot_xfs_format::da::DaKind;
+use offshoot_xfs_format::dir::data::{self, DirData};
+use offshoot_xfs_format::dir::free::{self, DirFree};
+use offshoot_xfs_format::dir::leaf::NO_BLOCK;
+use offshoot_xfs_format::dir::{DirCookie, XfsDirEntry, leaf_start};
+use offshoot_xfs_format::{FileBlock, U16};
+
+use super::ChangedDirectory;
+use crate::buffer::malformed;
+use crate::inode::change::previous_mapped;
+use crate::trans::ForkName;
+
+const DATA: DaKind = DaKind::DirData;
+
+/// The blocks of the index, the last ones, in which room for an entry is looked for. In blocks of
+/// 4 KiB they are about 16,000 data blocks, with a million entries of 50 bytes. An addition to a
+/// larger directory makes a data block rather than to read on.
+const MOST_INDEX_BLOCKS: usize = 8;
+
+/// Where an entry goes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct DataSpot {
+    /// The data block, in directory blocks.
+    pub(super) number: usize,
+    /// Whether it is not there yet.
+    pub(super) is_new: bool,
+}
+
+impl DataSpot {
+    /// The first block with `len` bytes in a row, or else the first one that is not there.
+    pub(super) fn in_bests(bests: &[U16], len: usize) -> Option<Self> {
+        let has_room =
+            |best: &U16| best.get() != NO_BLOCK && usize::from(best.get()) >= len;
+        let existing = bests.iter().position(has_room);
+        let missing = || bests.iter().position(|best| best.get() == NO_BLOCK);
+        existing
+            .map(|number| Self { number, is_new: false })
+            .or_else(|| missing().map(|number| Self { number, is_new: true }))
+    }
+}
+
+impl ChangedDirectory<'_, '_> {
+    /// The place in the fork of a data block.
+    fn place_of_data(&self, number: usize) -> FileBlock {
+        FileBlock((number as u64) << self.geometry().dir_block_log)
+    }
+
+    /// The longest unused piece of a data block without entries.
+    pub(super) fn room_of_data(&self) -> usize {
+        self.geometry().dir_block_size() - DATA.header_len(self.geometry())
+    }
+
+    /// The data block at `at`.
+    pub(super) fn data_block(&mut self, at: FileBlock) -> Result<Vec<u8>> {
+        let bytes = self.blocks.read(at)?;
+        if DaKind::of_directory(self.geometry(), &bytes) == Some(DATA) {
+            return Ok(bytes);
+        }
+        Err(self.blocks.damaged(format!("block {at} is in the place of one with entries")))
+    }
+
+    /// The data blocks from the first to the last one, with those between that are not there.
+    fn data_blocks(&mut self) -> Result<usize> {
+        let blocks = self.size()? / self.geometry().dir_block_size() as u64;
+        Ok(usize::try_from(blocks).unwrap_or(usize::MAX))
+    }
+
+    /// Where an entry of `len` bytes goes in a directory with an index of free space.
+    pub(super) fn room_by_index(&mut self, len: usize) -> Result<DataSpot> {
+        let geometry = self.geometry();
+        let (blocks, in_one) = (self.data_blocks()?, free::per_block(geometry).max(1));
+        let last = blocks.saturating_sub(1) / in_one;
+        let is_full = self.place_of_data(blocks) >= leaf_start(geometry);
+        let first = if is_full { 0 } else { last.saturating_sub(MOST_INDEX_BLOCKS - 1) };
+        let mut new = None;
+        for index in (first..=last).rev() {
+            let start = index * in_one;
+            let (at, _) = free::locate(geometry, u32::try_from(start).unwrap_or(u32::MAX));
+            let Some(bytes) = self.blocks.find_block(at)? else {
+                new = Some(start);
+                continue;
+            };
+            let bests = DirFree::view(geometry, &bytes).map_err(malformed)?.bests;
+            match DataSpot::in_bests(bests, len) {
+                Some(DataSpot { number, is_new: false }) => {
+                    return Ok(DataSpot { number: start + number, is_new: false });
+                }
+                Some(DataSpot { number, .. }) => new = Some(start + number),
+                None if index < last && bests.len() < in_one => new = Some(start + bests.len()),
+                None => {}
+            }
+        }
+        if new.is_none() && is_full {
+            return Err(self.blocks.no_space("one more data block"));
+        }
+        Ok(DataSpot { number: new.unwrap_or(blocks), is_new: true })
+    }
+
+    /// Writes an entry to a data block. Returns where it is, and the longest unused piece that the
+    /// block has left.
+    pub(super) fn put_entry(
+        &mut self,
+        spot: DataSpot,
+        entry: &XfsDirEntry<'_>,
+    ) -> Result<(DirCookie, u16)> {
+        let at = self.place_of_data(spot.number);
+        if spot.is_new {
+            self.create_data(at)?;
+        }
+        self.data_block(at)?;
+        let (offset, longest) = self.blocks.edit((at, DATA), |geometry, edit| {
+            let offset = data::insert(geometry, edit, entry)?;
+            Ok((offset, DirData::view(geometry, edit.block())?.longest()))
+        })?;
+        let cookie = offset.and_then(|offset| DirCookie::new(self.geometry(), at, offset));
+        let cookie = cookie.ok_or_else(|| {
+            self.blocks.damaged(format!("block {at} has less room than the index says"))
+        })?;
+        Ok((cookie, self.best(longest)?))
+    }
+
+    fn best(&self, longest: usize) -> Result<u16> {
+        let best = u16::try_from(longest).ok().filter(|best| *best != NO_BLOCK);
+        best.ok_or_else(|| self.blocks.damaged(format!("an unused piece of {longest} bytes")))
+    }
+
+    fn create_data(&mut self, at: FileBlock) -> Result<()> {
+        let geometry = self.geometry();
+        if at >= leaf_start(geometry) {
+            return Err(self.blocks.no_space("one more data block"));
+        }
+        self.blocks.create_at(at)?;
+        let expected = self.blocks.expected(at)?;
+        let bytes = data::encode_empty(geometry, &expected).map_err(malformed)?;
+        self.blocks.store(at, &bytes)?;
+        let end = (at.0 << geometry.block_log) + geometry.dir_block_size() as u64;
+        let size = self.size()?.max(end);
+        self.set_size(size)
+    }
+
+    /// Removes an entry from its data block, which goes when it has no other. Returns the block,
+    /// and its longest unused piece.
+    pub(super) fn take_entry(&mut self, cookie: DirCookie) -> Result<(usize, u16)> {
+        let geometry = self.geometry();
+        let (at, offset) = cookie.split(geometry);
+        let longest = self.blocks.edit((at, DATA), |geometry, edit| {
+            data::remove(geometry, edit, offset)?;
+            DirData::view(geometry, edit.block()).map(|data| data.longest())
+        })?;
+        let number = usize::try_from(at.0 >> geometry.dir_block_log).unwrap_or(usize::MAX);
+        if longest < self.room_of_data() || number == 0 {
+            return Ok((number, self.best(longest)?));
+        }
+        self.free_data(number)?;
+        Ok((number, NO_BLOCK))
+    }
+
+    /// Frees a data block. Behind the last one that is left, the directory ends.
+    pub(super) fn free_data(&mut self, number: usize) -> Result<()> {
+        let (geometry, at) = (self.geometry(), self.place_of_data(number));
+        self.blocks.free(at)?;
+        if number + 1 < self.data_blocks()? {
+            return Ok(());
+        }
+        let ino = self.blocks.ino;
+        let last = previous_mapped(self.blocks.t, ino, ForkName::Data, at)?;
+        let end = last.map_or(0, |last| last.offset.0 + u64::from(last.count));
+        self.set_size(end << geometry.block_log)
+    }
+}
