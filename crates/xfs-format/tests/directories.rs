@@ -316,8 +316,11 @@ fn change_blindly(geometry: &XfsGeometry, kind: DaKind, bytes: &mut [u8]) {
         DaKind::DirData => {
             let _ = data::insert(geometry, &mut edit, &entry);
             let _ = data::remove(geometry, &mut edit, kind.header_len(geometry));
+            let _ = data::set_file(geometry, &mut edit, 200, (entry.ino, 1));
+            let _ = block::from_leaf(geometry, &mut edit, &[hash]);
         }
         DaKind::DirLeaf => {
+            let _ = leaf::spare(geometry, kind, edit.block());
             let _ = leaf::insert(geometry, &mut edit, hash);
             let _ = leaf::remove(geometry, &mut edit, hash);
             let _ = leaf::set_best(geometry, &mut edit, 3, 8);
@@ -430,7 +433,7 @@ fn entries_come_and_go_in_a_block() {
     }
 }
 
-/// Makes the directory one with a leaf, and proves both blocks.
+/// Makes the directory one with a leaf, proves both blocks, and brings the hashes back.
 fn to_leaf(geometry: &XfsGeometry, mut bytes: Vec<u8>, model: &BTreeMap<String, usize>) {
     let expected = DaExpected { block: Some(leaf_start(geometry)), ..EXPECTED };
     let leaf = told(DaKind::DirBlock, &mut bytes, |edit| {
@@ -439,13 +442,91 @@ fn to_leaf(geometry: &XfsGeometry, mut bytes: Vec<u8>, model: &BTreeMap<String, 
     let mut leaf = leaf;
     DaKind::DirLeaf.seal(geometry, &mut leaf, Lsn(0));
     DaKind::DirData.seal(geometry, &mut bytes, Lsn(0));
+    let room = leaf::spare(geometry, DaKind::DirLeaf, &leaf).unwrap();
     let leaf = DirLeaf::parse(geometry, DaKind::DirLeaf, &leaf, &expected).unwrap();
+    assert_eq!(room, geometry.dir_block_size() - 64 - leaf.hashes.len() * 8 - 2 - leaf::TAIL);
     let data = DirData::parse(geometry, &bytes, &EXPECTED).unwrap();
     assert_eq!(usize::from(leaf.bests[0].get()), data.longest());
     for (name, &offset) in model {
         let hash = name_hash(name.as_bytes());
         assert!(leaf::find(leaf.hashes, hash).any(|cookie| cookie.split(geometry).1 == offset));
     }
+    let mut hashes = leaf.hashes.to_vec();
+    let stale = hashes.len();
+    hashes.resize(2 * stale, DirHash::new(u32::MAX, DirCookie::STALE));
+    assert_eq!(DirLeaf { hashes: &hashes, ..leaf }.live().count(), stale);
+    let has_room = told(DaKind::DirData, &mut bytes, |edit| {
+        block::from_leaf(geometry, edit, &hashes).unwrap()
+    });
+    assert!(has_room);
+    for (&offset, number) in model.values().zip(500..) {
+        told(DaKind::DirBlock, &mut bytes, |edit| {
+            data::set_file(geometry, edit, offset, (Ino(number), file_type::FIFO)).unwrap();
+        });
+    }
+    DaKind::DirBlock.seal(geometry, &mut bytes, Lsn(0));
+    let block = DirBlock::parse(geometry, &bytes, &EXPECTED).unwrap();
+    assert!(block.hashes.iter().eq(leaf.hashes));
+    for (name, number) in model.keys().zip(500..) {
+        let found = block.find(name.as_bytes()).unwrap().unwrap();
+        assert_eq!((found.ino, found.file_type), (Ino(number), file_type::FIFO));
+    }
+}
+
+#[test]
+fn entries_without_types_lead_to_other_files() {
+    let geometry = numbers_only(10, 0, XfsLayout::CHECKSUMS);
+    let mut bytes = data::encode_empty(&geometry, &EXPECTED).unwrap();
+    let kind = DaKind::DirData;
+    let mut places = Vec::new();
+    for name in [&b"a"[..], b"name", b"longer name"] {
+        let added = told(kind, &mut bytes, |edit| data::insert(&geometry, edit, &entry(name, 150)));
+        places.push((name, added.unwrap().unwrap()));
+    }
+    for &(_, offset) in &places {
+        told(kind, &mut bytes, |edit| {
+            data::set_file(&geometry, edit, offset, (Ino(151), file_type::FIFO)).unwrap();
+        });
+    }
+    kind.seal(&geometry, &mut bytes, Lsn(0));
+    let data = DirData::parse(&geometry, &bytes, &EXPECTED).unwrap();
+    for (name, offset) in places {
+        let found = data.entry(offset).unwrap();
+        assert_eq!((found.name, found.ino, found.file_type), (name, Ino(151), 0));
+    }
+    let mut edit = DaEdit::fill(kind, &mut bytes);
+    let behind = data::set_file(&geometry, &mut edit, 200, (Ino(151), file_type::FIFO));
+    assert!(behind.is_err());
+}
+
+#[test]
+fn data_without_room_at_its_end_gets_no_hashes() {
+    let geometry = numbers_only(10, 0, V5);
+    let mut bytes = data::encode_empty(&geometry, &EXPECTED).unwrap();
+    while told(DaKind::DirData, &mut bytes, |edit| {
+        data::insert(&geometry, edit, &entry(b"some name", 150)).unwrap().is_some()
+    }) {}
+    let before = bytes.clone();
+    let has_room = told(DaKind::DirData, &mut bytes, |edit| {
+        block::from_leaf(&geometry, edit, &[DirHash::new(7, DirCookie(9))]).unwrap()
+    });
+    assert!(!has_room);
+    assert_eq!(bytes, before);
+}
+
+#[test]
+fn a_leaf_moves_to_the_place_of_the_root() {
+    let geometry = numbers_only(10, 0, V5);
+    let kind = DaKind::DirNodeLeaf;
+    let hashes = [DirHash::new(7, DirCookie(8))];
+    let mut bytes = DirLeaf::encode(&geometry, kind, &EXPECTED, (3, 4), &hashes, &[]).unwrap();
+    let root = DaExpected { place: BasicBlock(4000), ..EXPECTED };
+    da::move_block(&geometry, kind, &mut bytes, &root).unwrap();
+    kind.seal(&geometry, &mut bytes, Lsn(0));
+    let moved = DirLeaf::parse(&geometry, kind, &bytes, &root).unwrap();
+    assert_eq!((moved.info.forw.get(), moved.info.back.get(), moved.hashes), (0, 0, &hashes[..]));
+    assert!(DirLeaf::parse(&geometry, kind, &bytes, &EXPECTED).is_err());
+    assert_eq!(DirLeaf::capacity(&geometry), 120);
 }
 
 #[test]

@@ -276,10 +276,7 @@ impl<'t, 'e> ChangedHashFork<'t, 'e> {
 
     /// Where a new block at `at` of the fork had best be: for a directory behind the block before
     /// it, so that blocks that are read one after the other lie so.
-    fn near(
-        &mut self,
-        at: FileBlock,
-    ) -> Result<Option<(AgNumber, AgBlock)>> {
+    fn near(&mut self, at: FileBlock) -> Result<Option<(AgNumber, AgBlock)>> {
         let geometry = self.geometry();
         let of_inode = geometry.locate(self.ino).map(|(ag, block, _)| (ag, block));
         if !self.is_directory {

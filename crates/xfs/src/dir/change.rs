@@ -75,9 +75,7 @@ pub(crate) fn find_name(
     match directory.form()? {
         DirectoryForm::Short(bytes) => directory.find_in_short(&bytes, name),
         DirectoryForm::Block(bytes) => directory.find_in_block(&bytes, name),
-        DirectoryForm::Tree => {
-            Ok(directory.search_tree(name)?.found.map(|found| found.target))
-        }
+        DirectoryForm::Tree => Ok(directory.search_tree(name)?.found.map(|found| found.target)),
     }
 }
 

@@ -143,11 +143,7 @@ impl LoggedBuffer {
 
     /// Calls `visit` with the place, the bytes and the map of each run that the log has to carry:
     /// it has an item for each of them.
-    fn each_run(
-        &self,
-        state: &BufferState,
-        mut visit: impl FnMut(BasicBlock, &[u8], &[le::U32]),
-    ) {
+    fn each_run(&self, state: &BufferState, mut visit: impl FnMut(BasicBlock, &[u8], &[le::U32])) {
         let Some(buffer) = &state.buffer else {
             let no_bytes = |len| NO_BYTES.get(..len).unwrap_or(&NO_BYTES);
             return self.runs.iter().for_each(|run| visit(run.at, no_bytes(run.bytes), &[]));

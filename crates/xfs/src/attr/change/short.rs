@@ -87,8 +87,10 @@ impl ChangedXattrs<'_, '_> {
             let is_list =
                 matches!(self.inode()?.fork(ForkName::Data), Some(ChangedFork::Extents(_)));
             if !is_list {
-                let what =
-                    format!("room for attributes in inode {}, whose data fills it", self.blocks.ino);
+                let what = format!(
+                    "room for attributes in inode {}, whose data fills it",
+                    self.blocks.ino
+                );
                 return Err(Error::unsupported(Code::Unsupported, what));
             }
             offset = USUAL_OFFSET.min(most);
@@ -195,7 +197,8 @@ impl ChangedXattrs<'_, '_> {
             is_plain
                 && matches!(xattr.value, XattrContent::Local(value) if value.len() <= SHORT_MAX)
         });
-        let is_alone = self.inode()?.extent_count(FORK) == 1 && self.blocks.extent(ROOT)?.count == 1;
+        let is_alone =
+            self.inode()?.extent_count(FORK) == 1 && self.blocks.extent(ROOT)?.count == 1;
         if !is_short || !is_alone || list.len() > SHORT_MAX {
             return Ok(true);
         }

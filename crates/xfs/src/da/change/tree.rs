@@ -9,9 +9,7 @@
 
 use offshoot_vfs::Result;
 use offshoot_xfs_format::attr::leaf::{self, XattrLeaf};
-use offshoot_xfs_format::da::{
-    self, DaExpected, DaInfo, DaKind, DaNode, DaNodeEntry, MAX_LEVEL,
-};
+use offshoot_xfs_format::da::{self, DaExpected, DaInfo, DaKind, DaNode, DaNodeEntry, MAX_LEVEL};
 use offshoot_xfs_format::dir::leaf::DirLeaf;
 use offshoot_xfs_format::dir::leaf_start;
 use offshoot_xfs_format::{FileBlock, Malformed};
@@ -55,7 +53,7 @@ fn number(at: FileBlock) -> u32 {
     u32::try_from(at.0).unwrap_or(u32::MAX)
 }
 
-fn child_of(entry: &DaNodeEntry) -> FileBlock {
+fn child_of(entry: DaNodeEntry) -> FileBlock {
     FileBlock(entry.before.get().into())
 }
 
@@ -113,7 +111,7 @@ impl ChangedHashFork<'_, '_> {
             let child = node.entries.get(index);
             let child = child.ok_or_else(|| self.damaged(format!("block {at} has no children")))?;
             nodes.push((at, index));
-            (at, above) = (child_of(child), Some(level));
+            (at, above) = (child_of(*child), Some(level));
         }
     }
 
@@ -126,7 +124,7 @@ impl ChangedHashFork<'_, '_> {
             let next = node.and_then(|node| Some((node.entries.get(index + 1).copied()?, node)));
             if let Some((child, node)) = next {
                 nodes.push((at, index + 1));
-                return self.descend(nodes, (child_of(&child), Some(node.level)), 0).map(Some);
+                return self.descend(nodes, (child_of(child), Some(node.level)), 0).map(Some);
             }
         }
         Ok(None)
@@ -331,7 +329,7 @@ impl ChangedHashFork<'_, '_> {
             let entries = self.node(&block)?.map_or(&[][..], |node| node.entries);
             let pair = entries.get(first).copied().zip(entries.get(first + 1).copied());
             let Some((left, right)) = pair else { continue };
-            if let Some(hash) = self.merge([&left, &right].map(child_of))? {
+            if let Some(hash) = self.merge([left, right].map(child_of))? {
                 let joined = DaNodeEntry { before: left.before, ..right };
                 self.edit((at, kind), |geometry, edit| {
                     da::splice_node(geometry, edit, first..first + 2, &[joined])
@@ -412,7 +410,7 @@ impl ChangedHashFork<'_, '_> {
             let block = self.read(root)?;
             let entries = self.node(&block)?.map_or(&[][..], |node| node.entries);
             let &[only] = entries else { return Ok(()) };
-            let child = child_of(&only);
+            let child = child_of(only);
             let mut bytes = self.read(child)?;
             let kind = self.kind(&bytes);
             let kind = kind.ok_or_else(|| self.damaged(format!("block {child} is no leaf")))?;

@@ -58,9 +58,8 @@ impl ChangedDirectory<'_, '_> {
         let root = self.blocks.root();
         self.blocks.create_at(root)?;
         let expected = self.blocks.expected(root)?;
-        let leaf = self
-            .blocks
-            .edit(ONLY, |geometry, edit| block::to_leaf(geometry, edit, &expected))?;
+        let leaf =
+            self.blocks.edit(ONLY, |geometry, edit| block::to_leaf(geometry, edit, &expected))?;
         self.blocks.store(root, &leaf)
     }
 }

@@ -69,6 +69,11 @@ impl ChangedDirectory<'_, '_> {
         while let Some(path) = next {
             let bytes = self.blocks.read(path.leaf)?;
             let leaf = self.leaf(&bytes)?;
+            if !path.nodes.is_empty() && !leaf.bests.is_empty() {
+                return Err(self
+                    .blocks
+                    .damaged("one of several leaves says that it is the only one"));
+            }
             for cookie in leaf::find(leaf.hashes, hash) {
                 let (at, offset) = cookie.split(geometry);
                 if data.0 != at {
@@ -237,7 +242,7 @@ impl ChangedDirectory<'_, '_> {
             return Ok(());
         }
         let at = free_start(geometry);
-        let index = self.blocks.read(at)?;
+        let Some(index) = self.index_block(at)? else { return Ok(()) };
         let bests = DirFree::view(geometry, &index).map_err(malformed)?.bests;
         let hashes: Vec<_> = self.leaf(&root)?.live().collect();
         let header = DaKind::DirLeaf.header_len(geometry);
@@ -262,8 +267,8 @@ impl ChangedDirectory<'_, '_> {
             if at <= free_start(geometry) {
                 return Ok(at == free_start(geometry));
             }
-            let bytes = self.blocks.read(at)?;
-            if DirFree::view(geometry, &bytes).map_err(malformed)?.used > 0 {
+            let Some(index) = self.index_block(at)? else { return Ok(false) };
+            if DirFree::view(geometry, &index).map_err(malformed)?.used > 0 {
                 return Ok(false);
             }
             self.blocks.free(at)?;
@@ -330,7 +335,7 @@ impl ChangedDirectory<'_, '_> {
         let geometry = self.geometry();
         let data = u32::try_from(number).unwrap_or(u32::MAX);
         let (at, inside) = free::locate(geometry, data);
-        if self.blocks.find_block(at)?.is_none() {
+        if self.index_block(at)?.is_none() {
             self.blocks.create_at(at)?;
             let expected = self.blocks.expected(at)?;
             let mut bests = vec![U16::new(NO_BLOCK); inside];

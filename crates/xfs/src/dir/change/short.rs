@@ -12,7 +12,10 @@ use crate::trans::{ChangedFork, ForkName};
 /// The most entries of a short form: it counts them in a byte.
 const MOST_ENTRIES: usize = 255;
 
-/// The entry of a directory with blocks where it was in the short form before.
+/// The least bytes of an entry besides its name: a length, an offset, and a number.
+const ENTRY: usize = 1 + 2 + 4;
+
+/// The block of a directory with one.
 const ONLY_BLOCK: FileBlock = FileBlock(0);
 
 impl ChangedDirectory<'_, '_> {
@@ -123,9 +126,8 @@ impl ChangedDirectory<'_, '_> {
         let bytes = self.blocks.read(ONLY_BLOCK)?;
         let view = block::DirBlock::view(geometry, &bytes).map_err(malformed)?;
         let room = self.blocks.inode()?.room(ForkName::Data, geometry)?;
-        // An entry has a length, an offset and a number besides its name.
-        let least: usize = view.data.entries(0).map(|entry| entry.name.len() + 7).sum();
-        if least > room + 32 {
+        let entries = view.data.entries(0).filter(|entry| !entry.is_dot());
+        if entries.map(|entry| entry.name.len() + ENTRY).sum::<usize>() > room {
             return Ok(());
         }
         let short = block::to_short(geometry, &view).map_err(malformed)?;

@@ -32,8 +32,7 @@ pub(super) struct DataSpot {
 impl DataSpot {
     /// The first block with `len` bytes in a row, or else the first one that is not there.
     pub(super) fn in_bests(bests: &[U16], len: usize) -> Option<Self> {
-        let has_room =
-            |best: &U16| best.get() != NO_BLOCK && usize::from(best.get()) >= len;
+        let has_room = |best: &U16| best.get() != NO_BLOCK && usize::from(best.get()) >= len;
         let existing = bests.iter().position(has_room);
         let missing = || bests.iter().position(|best| best.get() == NO_BLOCK);
         existing
@@ -62,6 +61,16 @@ impl ChangedDirectory<'_, '_> {
         Err(self.blocks.damaged(format!("block {at} is in the place of one with entries")))
     }
 
+    /// The block of the index at `at`; `None` when it is not there.
+    pub(super) fn index_block(&mut self, at: FileBlock) -> Result<Option<Vec<u8>>> {
+        let found = self.blocks.find_block(at)?;
+        let kind = found.as_ref().map(|bytes| DaKind::of_directory(self.geometry(), bytes));
+        if kind.is_some_and(|kind| kind != Some(DaKind::DirFree)) {
+            return Err(self.blocks.damaged(format!("block {at} is in the place of the index")));
+        }
+        Ok(found)
+    }
+
     /// The data blocks from the first to the last one, with those between that are not there.
     fn data_blocks(&mut self) -> Result<usize> {
         let blocks = self.size()? / self.geometry().dir_block_size() as u64;
@@ -79,7 +88,7 @@ impl ChangedDirectory<'_, '_> {
         for index in (first..=last).rev() {
             let start = index * in_one;
             let (at, _) = free::locate(geometry, u32::try_from(start).unwrap_or(u32::MAX));
-            let Some(bytes) = self.blocks.find_block(at)? else {
+            let Some(bytes) = self.index_block(at)? else {
                 new = Some(start);
                 continue;
             };

@@ -130,8 +130,10 @@ impl NamedVolume {
         };
         // Any bytes but a slash and a NUL byte.
         let bytes = Random::new(number as u64).bytes(len);
-        let mut name: Vec<_> =
-            bytes.into_iter().map(|byte| if matches!(byte, 0 | b'/') { b'+' } else { byte }).collect();
+        let mut name: Vec<_> = bytes
+            .into_iter()
+            .map(|byte| if matches!(byte, 0 | b'/') { b'+' } else { byte })
+            .collect();
         let digits = number.to_string();
         let digits = &digits.as_bytes()[..digits.len().min(len)];
         name[..digits.len()].copy_from_slice(digits);
@@ -139,11 +141,15 @@ impl NamedVolume {
     }
 
     /// Begins a transaction for a change.
-    fn begin<'e>(engine: &'e XfsTransactions, change: NameChange) -> Result<XfsTransaction<'e>> {
+    fn begin(engine: &XfsTransactions, change: NameChange) -> Result<XfsTransaction<'_>> {
         match change {
             NameChange::Add(_) => engine.begin(Kind::Link, most_blocks_to_add(engine)),
             NameChange::Replace(_) => engine.begin(Kind::Rename, most_blocks_to_add(engine)),
-            NameChange::Remove => engine.begin(Kind::Remove, most_blocks_to_remove(engine)),
+            NameChange::Remove => {
+                let begun = engine.begin(Kind::Remove, most_blocks_to_remove(engine));
+                // In a full volume names are removed without a promise.
+                begun.or_else(|_| engine.begin(Kind::Remove, 0))
+            }
         }
     }
 
@@ -194,6 +200,29 @@ impl NamedVolume {
             NameChange::Remove => names.remove(name),
         };
         Ok(())
+    }
+
+    /// Lets the kernel add names of one file to the first directory.
+    fn let_kernel_add(&mut self, names: Vec<Vec<u8>>) {
+        let mount = self.disk.mount("", &self.kernel_says);
+        let directory = mount.path().join(&self.directories[0].path);
+        let file = mount.path().join(FILES).join("file 3");
+        for name in names {
+            std::fs::hard_link(&file, directory.join(OsStr::from_bytes(&name))).unwrap();
+            self.directories[0].names.insert(name, 3);
+        }
+    }
+
+    /// Removes a name of the first directory, and asks nothing before and behind it.
+    fn remove_quickly(&mut self, engine: &XfsTransactions, name: &[u8]) {
+        let file = self.directories[0].names.remove(name).unwrap();
+        let mut t = engine.begin(Kind::Remove, most_blocks_to_remove(engine)).unwrap();
+        let work = remove_name(&mut t, self.directories[0].ino, name).unwrap();
+        let core = t.inode(self.files[file].ino).unwrap().core_mut();
+        core.nlink = (core.nlink.get() - 1).into();
+        let mut chain = DeferredChain::new(&self.ids);
+        chain.defer(&mut t, work);
+        chain.finish(t, &[]).unwrap();
     }
 
     fn add(&mut self, engine: &XfsTransactions, index: usize, name: &[u8]) {

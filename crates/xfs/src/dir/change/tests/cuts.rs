@@ -11,26 +11,26 @@ use crate::test_volumes::engine_on;
 #[test]
 fn a_cut_leaves_the_names_of_one_moment() {
     let seed = seed_of_run();
-    let Some(mut volume) = NamedVolume::make(1 << 10, "-b size=1024 -n size=1024", 1, seed) else {
+    let Some(mut volume) = NamedVolume::make(1 << 10, "-b size=1024", 1, seed) else {
         return;
     };
     let device = Arc::new(CrashDevice::new(volume.disk.device()));
     let engine = engine_on(device.clone());
     let mut moments = vec![volume.numbers(&volume.directories[0])];
-    let name = |number: usize| format!("{number:0100}").into_bytes();
+    let name = |number: usize| format!("name {number}").into_bytes();
     // Through all forms and back.
-    for number in 0..150 {
+    for number in 0..560 {
         volume.add(&engine, 0, &name(number));
         moments.push(volume.numbers(&volume.directories[0]));
-        if number % 25 == 0 {
+        if number % 40 == 0 {
             engine.log().force_all().unwrap();
         }
     }
     assert_eq!(volume.form(&engine, 0), Some(DaKind::DirNode));
-    for number in 0..148 {
-        volume.remove(&engine, 0, &name(number * 7 % 150));
+    for number in 0..558 {
+        volume.remove(&engine, 0, &name(number * 11 % 560));
         moments.push(volume.numbers(&volume.directories[0]));
-        if number % 25 == 0 {
+        if number % 40 == 0 {
             engine.log().force_all().unwrap();
             engine.log().push_tail().unwrap();
         }
