@@ -17,11 +17,11 @@
 //! | `filesystem` | an open volume behind the `vfs` traits |
 //! | `volume` | opens: superblock, obstacles, the state of the log |
 //! | `recover` | finds and replays the log |
-//! | `dir`, `symlink`, `data` | names, targets of links, contents |
+//! | `dir`, `symlink`, `data` | names, and changes of them; targets of links, contents |
 //! | `file` | changes of the contents and the sizes of files |
 //! | `defer` | work that later transactions do, with intents in the log |
 //! | `attr` | extended attributes, and changes of them |
-//! | `da`, `remote` | trees of hashes; values in blocks of their own |
+//! | `da`, `remote` | trees of hashes, and changes to them; values in blocks of their own |
 //! | `inode` | inodes and their forks |
 //! | `group` | counters of groups, which inodes are in use, and changes of both |
 //! | `trans` | transactions: changes that happen as a whole or not at all |

@@ -217,8 +217,10 @@ impl<'t, 'e> ChangedDirectory<'t, 'e> {
         self.given_up()
     }
 
-    /// What the directory has no longer.
-    fn given_up(self) -> Result<Vec<DeferredWork>> {
+    /// What the directory has no longer. The inode is logged with each change: recovery finds by it
+    /// which pieces of the device are one directory block.
+    fn given_up(mut self) -> Result<Vec<DeferredWork>> {
+        self.blocks.inode()?.core_mut();
         let ChangedHashFork { t, ino, step, .. } = self.blocks;
         DeferredWork::unmapped(t, (ino, ForkName::Data), &step)
     }
