@@ -1,8 +1,9 @@
-//! Forks with a tree of hashes, as a transaction changes them: their blocks, which are taken, found,
-//! stored and given up. The tree itself is in `tree`.
+//! Forks with a tree of hashes, as a transaction changes them: their blocks, which are taken,
+//! found, stored and given up. The tree itself is in `tree`.
 //!
 //! A block of a directory may have several blocks of the filesystem. They lie in a row where the
-//! volume has such a row, and else in several extents.
+//! volume has such a row, and else in several extents. That is the last resort: the kernel replays
+//! no log that has such a block, not even one of its own. Our recovery does.
 //!
 //! No space is freed here: [`ChangedHashFork::step`] says what the fork has no longer, and rooms
 //! above free that.

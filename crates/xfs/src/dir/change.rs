@@ -44,7 +44,7 @@ use crate::trans::{
 };
 
 /// What an entry leads to: the file, and its type ([`file_type`]).
-pub(crate) type EntryTarget = (Ino, u8);
+pub(crate) type XfsEntryTarget = (Ino, u8);
 
 /// The free blocks that adding a name, or leading it elsewhere, may take: a data block, an index
 /// block, and a block on each level of the tree; and what the tree of the extents needs for each.
@@ -70,7 +70,7 @@ pub(crate) fn find_name(
     t: &mut XfsTransaction<'_>,
     dir: Ino,
     name: &[u8],
-) -> Result<Option<EntryTarget>> {
+) -> Result<Option<XfsEntryTarget>> {
     let mut directory = ChangedDirectory::new(t, dir)?;
     match directory.form()? {
         DirectoryForm::Short(bytes) => directory.find_in_short(&bytes, name),
@@ -92,7 +92,7 @@ pub(crate) fn add_name(
     t: &mut XfsTransaction<'_>,
     dir: Ino,
     name: &[u8],
-    (ino, file_type): EntryTarget,
+    (ino, file_type): XfsEntryTarget,
 ) -> Result<Vec<DeferredWork>> {
     check_name(name)?;
     let entry = XfsDirEntry { offset: 0, ino, name, file_type };
@@ -126,7 +126,7 @@ pub(crate) fn replace_name(
     t: &mut XfsTransaction<'_>,
     dir: Ino,
     name: &[u8],
-    target: EntryTarget,
+    target: XfsEntryTarget,
 ) -> Result<Vec<DeferredWork>> {
     check_name(name)?;
     ChangedDirectory::new(t, dir)?.replace(name, target)
@@ -208,7 +208,7 @@ impl<'t, 'e> ChangedDirectory<'t, 'e> {
         Ok(DirectoryForm::Tree)
     }
 
-    fn replace(mut self, name: &[u8], target: EntryTarget) -> Result<Vec<DeferredWork>> {
+    fn replace(mut self, name: &[u8], target: XfsEntryTarget) -> Result<Vec<DeferredWork>> {
         match self.form()? {
             DirectoryForm::Short(bytes) => self.replace_in_short(&bytes, name, target),
             DirectoryForm::Block(bytes) => self.replace_in_block(&bytes, name, target),

@@ -142,11 +142,16 @@ impl LoggedBuffer {
     }
 
     /// Calls `visit` with the place, the bytes and the map of each run that the log has to carry:
-    /// it has an item for each of them.
+    /// it has an item for each of them. Of a buffer that was freed it carries the first run: the
+    /// others have buffers of their own then, which are freed too.
     fn each_run(&self, state: &BufferState, mut visit: impl FnMut(BasicBlock, &[u8], &[le::U32])) {
         let Some(buffer) = &state.buffer else {
             let no_bytes = |len| NO_BYTES.get(..len).unwrap_or(&NO_BYTES);
-            return self.runs.iter().for_each(|run| visit(run.at, no_bytes(run.bytes), &[]));
+            return self
+                .runs
+                .iter()
+                .take(1)
+                .for_each(|run| visit(run.at, no_bytes(run.bytes), &[]));
         };
         if let [run] = self.runs[..] {
             return visit(run.at, buffer.bytes(), state.dirty.words());

@@ -60,3 +60,23 @@ impl DirtyChunks {
         &self.0
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::DirtyChunks;
+
+    /// A block of 1 KiB has 8 chunks, so it may begin in the middle of a word.
+    #[test]
+    fn a_part_has_the_chunks_of_its_bytes() {
+        let mut all = DirtyChunks::new(4096);
+        all.add(1000..1030);
+        all.add(3000..3001);
+        let part =
+            |bytes| all.part(bytes).words().iter().map(|word| word.get()).collect::<Vec<_>>();
+        assert_eq!(part(0..1024), [1 << 7]);
+        assert_eq!(part(1024..2048), [1]);
+        assert_eq!(part(2048..4096), [1 << 7]);
+        assert!(all.part(3072..4096).is_empty());
+        assert_eq!(all.part(0..4096), all);
+    }
+}

@@ -203,8 +203,8 @@ impl<'e> XfsTransaction<'e> {
             self.engine.shared.buffer_locks.lock(at)?;
             let (runs, content) = (runs.clone(), HeldContent::Cancelled);
             self.buffers.insert(at, HeldBuffer { runs, role, content, is_made: false });
-            self.settle_cancel(at)?;
         }
+        runs.iter().try_for_each(|run| self.settle_cancel(run.at))?;
         let (bytes, mut dirty) = (vec![0; len].into(), DirtyChunks::new(len));
         // What the log has of the block is older than all of this.
         dirty.add(0..len);
@@ -230,15 +230,17 @@ impl<'e> XfsTransaction<'e> {
     }
 
     /// Frees the buffer of blocks that are freed: what the log has of it is not replayed, and what
-    /// was changed is not written home.
+    /// was changed is not written home. Each run is cancelled by itself, because each may be a part
+    /// of another buffer next.
     pub(crate) fn cancel(&mut self, runs: impl Into<BufferRuns>) -> Result<()> {
-        let runs = runs.into();
-        let at = runs.at();
-        if !self.buffers.contains_key(&at) {
-            self.engine.shared.buffer_locks.lock(at)?;
+        for &run in runs.into().iter() {
+            if !self.buffers.contains_key(&run.at) {
+                self.engine.shared.buffer_locks.lock(run.at)?;
+            }
+            let (role, content) = (BufferRole::InodeCluster, HeldContent::Cancelled);
+            let held = HeldBuffer { runs: run.into(), role, content, is_made: false };
+            self.buffers.insert(run.at, held);
         }
-        let (role, content) = (BufferRole::InodeCluster, HeldContent::Cancelled);
-        self.buffers.insert(at, HeldBuffer { runs, role, content, is_made: false });
         Ok(())
     }
 

@@ -6,7 +6,7 @@ use offshoot_xfs_format::da::DaKind;
 use offshoot_xfs_format::dir::block::{self, DirBlock};
 use offshoot_xfs_format::dir::{XfsDirEntry, data};
 
-use super::{ChangedDirectory, EntryTarget};
+use super::{ChangedDirectory, XfsEntryTarget};
 use crate::buffer::malformed;
 
 const ONLY: (FileBlock, DaKind) = (FileBlock(0), DaKind::DirBlock);
@@ -17,7 +17,11 @@ impl ChangedDirectory<'_, '_> {
         view.find(name).map_err(malformed)
     }
 
-    pub(super) fn find_in_block(&self, bytes: &[u8], name: &[u8]) -> Result<Option<EntryTarget>> {
+    pub(super) fn find_in_block(
+        &self,
+        bytes: &[u8],
+        name: &[u8],
+    ) -> Result<Option<XfsEntryTarget>> {
         let found = self.entry_in_block(bytes, name)?;
         Ok(found.map(|entry| (entry.ino, entry.file_type)))
     }
@@ -46,7 +50,7 @@ impl ChangedDirectory<'_, '_> {
         &mut self,
         bytes: &[u8],
         name: &[u8],
-        target: EntryTarget,
+        target: XfsEntryTarget,
     ) -> Result<()> {
         let found = self.entry_in_block(bytes, name)?.ok_or_else(|| self.missing(name))?;
         self.blocks

@@ -9,7 +9,7 @@ use offshoot_xfs_format::hash::name_hash;
 use offshoot_xfs_format::{FileBlock, U16};
 
 use super::space::DataSpot;
-use super::{ChangedDirectory, EntryTarget};
+use super::{ChangedDirectory, XfsEntryTarget};
 use crate::buffer::malformed;
 use crate::da::change::HashPath;
 use crate::inode::change::previous_mapped;
@@ -30,7 +30,7 @@ pub(super) struct FoundEntry {
     /// The way to its hash.
     path: HashPath,
     cookie: DirCookie,
-    pub(super) target: EntryTarget,
+    pub(super) target: XfsEntryTarget,
 }
 
 /// What a search has found.
@@ -179,7 +179,7 @@ impl ChangedDirectory<'_, '_> {
         })
     }
 
-    pub(super) fn replace_in_tree(&mut self, name: &[u8], target: EntryTarget) -> Result<()> {
+    pub(super) fn replace_in_tree(&mut self, name: &[u8], target: XfsEntryTarget) -> Result<()> {
         let found = self.search_tree(name)?.found.ok_or_else(|| self.missing(name))?;
         let (at, offset) = found.cookie.split(self.geometry());
         self.blocks.edit((at, DaKind::DirData), |geometry, edit| {

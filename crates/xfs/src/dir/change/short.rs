@@ -5,7 +5,7 @@ use offshoot_xfs_format::dir::short::{ShortDir, ShortDirView};
 use offshoot_xfs_format::dir::{XfsDirEntry, block, file_type};
 use offshoot_xfs_format::{FileBlock, Ino};
 
-use super::{ChangedDirectory, EntryTarget};
+use super::{ChangedDirectory, XfsEntryTarget};
 use crate::buffer::malformed;
 use crate::trans::{ChangedFork, ForkName};
 
@@ -31,7 +31,7 @@ impl ChangedDirectory<'_, '_> {
         &mut self,
         bytes: &[u8],
         name: &[u8],
-    ) -> Result<Option<EntryTarget>> {
+    ) -> Result<Option<XfsEntryTarget>> {
         let short = ShortDirView::new(self.geometry(), bytes).map_err(malformed)?;
         Ok(match name {
             b"." => Some((self.blocks.ino, file_type::DIR)),
@@ -72,7 +72,7 @@ impl ChangedDirectory<'_, '_> {
         &mut self,
         bytes: &[u8],
         name: &[u8],
-        (ino, file_type): EntryTarget,
+        (ino, file_type): XfsEntryTarget,
     ) -> Result<()> {
         let short = ShortDir::parse(self.geometry(), bytes).map_err(malformed)?;
         let mut changed = short.clone();

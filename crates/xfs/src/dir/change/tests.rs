@@ -22,7 +22,7 @@ use offshoot_xfs_format::dir::file_type;
 use rustix::fs::{CWD, FileType, Mode};
 
 use super::{
-    ChangedDirectory, DirectoryForm, EntryTarget, add_name, find_name, is_empty, make_empty,
+    ChangedDirectory, DirectoryForm, XfsEntryTarget, add_name, find_name, is_empty, make_empty,
     most_blocks_to_add, most_blocks_to_remove, remove_name, replace_name, set_parent,
 };
 use crate::defer::{DeferredChain, DeferredWork, IntentIds};
@@ -59,7 +59,7 @@ struct NamedVolume {
 
 /// What a test does to names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum NameChange {
+enum XfsNameChange {
     Add(usize),
     Replace(usize),
     Remove,
@@ -141,11 +141,11 @@ impl NamedVolume {
     }
 
     /// Begins a transaction for a change.
-    fn begin(engine: &XfsTransactions, change: NameChange) -> Result<XfsTransaction<'_>> {
+    fn begin(engine: &XfsTransactions, change: XfsNameChange) -> Result<XfsTransaction<'_>> {
         match change {
-            NameChange::Add(_) => engine.begin(Kind::Link, most_blocks_to_add(engine)),
-            NameChange::Replace(_) => engine.begin(Kind::Rename, most_blocks_to_add(engine)),
-            NameChange::Remove => {
+            XfsNameChange::Add(_) => engine.begin(Kind::Link, most_blocks_to_add(engine)),
+            XfsNameChange::Replace(_) => engine.begin(Kind::Rename, most_blocks_to_add(engine)),
+            XfsNameChange::Remove => {
                 let begun = engine.begin(Kind::Remove, most_blocks_to_remove(engine));
                 // In a full volume names are removed without a promise.
                 begun.or_else(|_| engine.begin(Kind::Remove, 0))
@@ -159,7 +159,7 @@ impl NamedVolume {
         t: &mut XfsTransaction<'_>,
         index: usize,
         name: &[u8],
-        change: NameChange,
+        change: XfsNameChange,
     ) -> Result<Vec<DeferredWork>> {
         let directory = &self.directories[index];
         let (dir, old) = (directory.ino, directory.names.get(name).copied());
@@ -167,9 +167,9 @@ impl NamedVolume {
         let found = find_name(t, dir, name)?;
         assert_eq!(found, old.map(target));
         let (work, new) = match change {
-            NameChange::Add(file) => (add_name(t, dir, name, target(file))?, Some(file)),
-            NameChange::Replace(file) => (replace_name(t, dir, name, target(file))?, Some(file)),
-            NameChange::Remove => (remove_name(t, dir, name)?, None),
+            XfsNameChange::Add(file) => (add_name(t, dir, name, target(file))?, Some(file)),
+            XfsNameChange::Replace(file) => (replace_name(t, dir, name, target(file))?, Some(file)),
+            XfsNameChange::Remove => (remove_name(t, dir, name)?, None),
         };
         for (file, links) in [(old, -1), (new, 1)] {
             if let Some(file) = file {
@@ -187,17 +187,22 @@ impl NamedVolume {
         engine: &XfsTransactions,
         index: usize,
         name: &[u8],
-        change: NameChange,
+        change: XfsNameChange,
     ) -> Result<()> {
+        let free = |engine: &XfsTransactions| engine.counters().counts().free_blocks;
+        let before = free(engine);
         let mut t = Self::begin(engine, change)?;
         let work = self.perform(&mut t, index, name, change)?;
         let mut chain = DeferredChain::new(&self.ids);
         chain.defer(&mut t, work);
         chain.finish(t, &[])?;
+        assert!(before.saturating_sub(free(engine)) <= most_blocks_to_add(engine));
         let names = &mut self.directories[index].names;
         match change {
-            NameChange::Add(file) | NameChange::Replace(file) => names.insert(name.to_vec(), file),
-            NameChange::Remove => names.remove(name),
+            XfsNameChange::Add(file) | XfsNameChange::Replace(file) => {
+                names.insert(name.to_vec(), file)
+            }
+            XfsNameChange::Remove => names.remove(name),
         };
         Ok(())
     }
@@ -227,11 +232,11 @@ impl NamedVolume {
 
     fn add(&mut self, engine: &XfsTransactions, index: usize, name: &[u8]) {
         let file = self.below(self.files.len());
-        self.try_change(engine, index, name, NameChange::Add(file)).unwrap();
+        self.try_change(engine, index, name, XfsNameChange::Add(file)).unwrap();
     }
 
     fn remove(&mut self, engine: &XfsTransactions, index: usize, name: &[u8]) {
-        self.try_change(engine, index, name, NameChange::Remove).unwrap();
+        self.try_change(engine, index, name, XfsNameChange::Remove).unwrap();
     }
 
     /// Adds, removes or replaces a random name in a random directory.
@@ -243,9 +248,9 @@ impl NamedVolume {
         let file = self.below(self.files.len());
         let is_there = self.directories[index].names.contains_key(&name);
         let change = match (is_there, self.below(10) < add_of_ten) {
-            (true, true) => NameChange::Replace(file),
-            (false, true) => NameChange::Add(file),
-            (true, false) => NameChange::Remove,
+            (true, true) => XfsNameChange::Replace(file),
+            (false, true) => XfsNameChange::Add(file),
+            (true, false) => XfsNameChange::Remove,
             (false, false) => return,
         };
         self.try_change(engine, index, &name, change).unwrap();

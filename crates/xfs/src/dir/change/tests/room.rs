@@ -77,7 +77,7 @@ fn a_change_without_space_leaves_the_directory() {
         let free = engine.counters().counts().free_blocks;
         // More than there are, so that the change fails in its middle.
         let mut t = engine.begin(Kind::Link, 0).unwrap();
-        let change = NameChange::Add(3);
+        let change = XfsNameChange::Add(3);
         match volume.perform(&mut t, 0, &name(number), change) {
             Ok(work) => {
                 let mut chain = DeferredChain::new(&volume.ids);
@@ -111,9 +111,9 @@ fn a_change_in_a_large_directory_touches_few_blocks() {
     let logged = engine.log().statistics().bytes;
     for step in 0..changes {
         let (change, number) = match step % 3 {
-            0 => (NameChange::Add(4), 200_000 + step),
-            1 => (NameChange::Remove, step * 101),
-            _ => (NameChange::Replace(4), step * 101),
+            0 => (XfsNameChange::Add(4), 200_000 + step),
+            1 => (XfsNameChange::Remove, step * 101),
+            _ => (XfsNameChange::Replace(4), step * 101),
         };
         let name = name(number);
         let mut t = NamedVolume::begin(&engine, change).unwrap();
@@ -126,8 +126,8 @@ fn a_change_in_a_large_directory_touches_few_blocks() {
         engine.log().force_all().unwrap();
         let names = &mut volume.directories[0].names;
         match change {
-            NameChange::Remove => names.remove(&name),
-            NameChange::Add(file) | NameChange::Replace(file) => names.insert(name, file),
+            XfsNameChange::Remove => names.remove(&name),
+            XfsNameChange::Add(file) | XfsNameChange::Replace(file) => names.insert(name, file),
         };
     }
     let logged = engine.log().statistics().bytes - logged;
