@@ -1,5 +1,5 @@
-//! Reads, makes and edits btrfs volumes, and reads XFS volumes, in images and on disks, without
-//! root and without the kernel.
+//! Reads, makes and edits btrfs volumes, and reads, makes, checks and recovers XFS volumes, in
+//! images and on disks, without root and without the kernel.
 //!
 //! ```
 //! use offshoot::{CreateOptions, OpenOptions, Result, Volume};
@@ -23,14 +23,15 @@
 //!
 //! [`Volume::open`] finds by itself what is at a path: a volume, a disk with partitions, an image
 //! (qcow2, VMDK, VDI, VHD, VHDX), or one of these compressed. [`OpenOptions`] opens it in other
-//! ways, and devices that a program implements itself. A volume of XFS is only read: changes fail
-//! with `EROFS`.
+//! ways, and devices that a program implements itself. A volume of XFS is made with
+//! [`CreateOptions::format`], and its files are only read: changes fail with `EROFS`.
 //!
 //! | for | use |
 //! |---|---|
 //! | files by path | the methods of [`Volume`] |
 //! | files by number, as a mount sees them: all that a file can have | [`Volume::files`]: [`FileSystem`] and [`FileSystemMut`] |
 //! | trees from and to the host, and tar archives | [`transfer`] |
+//! | the check of an XFS volume, and its recovery to disk | [`OpenOptions::check`], [`OpenOptions::recover`] |
 //! | block devices: files, memory, partitions, images, power cuts | [`device`] |
 //! | errors | [`Error`] has four kinds, and [`Code`] a number for each obstacle and each damaged structure |
 //!
@@ -40,6 +41,7 @@
 mod find;
 mod options;
 mod volume;
+mod whole;
 
 pub use offshoot_device as device;
 pub use offshoot_device::BlockDevice;
@@ -48,6 +50,10 @@ pub use offshoot_vfs as vfs;
 pub use offshoot_vfs::{
     Attr, Code, Corrupt, Errno, Error, FileId, FileSystem, FileSystemMut, FileType, Result,
     SetAttr, SetTime, StatFs, Timestamp,
+};
+
+pub use offshoot_xfs::{
+    XfsCheckResult, XfsFinding, XfsFindingCode, XfsFindingPlace, XfsLogState, XfsRecovery,
 };
 
 pub use options::{CreateOptions, OpenOptions};

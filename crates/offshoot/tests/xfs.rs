@@ -3,8 +3,10 @@
 use std::fs;
 use std::ops::ControlFlow;
 use std::path::Path;
+use std::sync::Arc;
 
-use offshoot::{Code, Errno, OpenOptions, Result, Volume};
+use offshoot::device::{MemoryDevice, VolumeFormat};
+use offshoot::{Code, CreateOptions, Errno, OpenOptions, Result, Timestamp, Volume, XfsLogState};
 use offshoot_testkit::xfs::disk::{XfsDisk, XfsShutdown};
 use offshoot_testkit::xfs::judges;
 use offshoot_testkit::xfs::matrix::XfsVolumeKind;
@@ -76,5 +78,69 @@ fn a_log_that_is_not_empty_is_replayed_in_memory_or_ignored() -> Result<()> {
     assert!(volume.exists("/etc/motd")?);
     let volume = OpenOptions::new().ignore_log(true).open(disk.image())?;
     assert!(!volume.exists("/etc")?);
+    Ok(())
+}
+
+#[test]
+fn a_new_volume_is_one_that_the_kernel_mounts() -> Result<()> {
+    let Some(judges) = judges::require() else { return Ok(()) };
+    let disk = XfsDisk::create(&judges, 512);
+    let opened = OpenOptions::new().owner(7, 8).time(Timestamp { secs: 1_000_000_000, nanos: 5 });
+    let options = CreateOptions::new().format(VolumeFormat::Xfs).label("data").opened(opened);
+    let volume = Volume::create(disk.image(), 512 << 20, &options)?;
+    assert_eq!(volume.file_system().label(), b"data");
+    assert_eq!(volume.read_dir("/")?.count(), 0);
+    let root = volume.metadata("/")?;
+    assert_eq!((root.uid, root.gid, root.mtime.secs), (7, 8, 1_000_000_000));
+    assert_eq!(volume.write("/new", "x").expect_err("it is only read").errno(), Errno::ROFS);
+    drop(volume);
+    disk.assert_checks();
+    drop(disk.mount("rw", &[]));
+
+    let image = disk.image();
+    let errno = |options: &CreateOptions| {
+        Volume::create(image, 512 << 20, options).err().expect("it fails").errno()
+    };
+    assert_eq!(errno(&options), Errno::EXIST);
+    assert_eq!(errno(&options.clone().force(true).label("thirteen bytes")), Errno::INVAL);
+    let both = |options| {
+        let device = || Arc::new(MemoryDevice::sparse(512 << 20)) as _;
+        Volume::create_on(vec![device(), device()], options)
+    };
+    assert_eq!(code(both(&options)), Code::NotInFormat);
+    let small = image.with_extension("small");
+    let too_small = Volume::create(&small, 100 << 20, &options).err().expect("it fails");
+    assert_eq!(too_small.errno(), Errno::NOSPC, "{too_small}");
+    assert!(!small.exists());
+    Ok(())
+}
+
+#[test]
+fn a_volume_is_checked_and_recovered_to_disk() -> Result<()> {
+    let Some(judges) = judges::require() else { return Ok(()) };
+    let disk = XfsDisk::create(&judges, 512);
+    disk.mkfs("");
+    let mut mount = disk.mount("rw", &[]);
+    few(mount.path());
+    disk.shut_down(&mut mount, XfsShutdown::LogWritten);
+    drop(mount);
+    let options = OpenOptions::new();
+    let before = fs::read(disk.image()).expect("an image");
+    let result = options.check(disk.image())?;
+    assert_eq!((result.findings.len(), result.log), (0, XfsLogState::Pending));
+    assert!(fs::read(disk.image()).expect("an image") == before, "the check wrote");
+    assert!(options.recover(disk.image())?.is_some_and(|done| done.transactions > 0));
+    assert_eq!(options.recover(disk.image())?, None);
+    assert_eq!(options.check(disk.image())?.log, XfsLogState::Empty);
+    disk.assert_checks();
+    drop(disk.mount("rw", &[]));
+
+    let btrfs = disk.image().with_extension("btrfs");
+    drop(Volume::create(&btrfs, 256 << 20, &CreateOptions::new())?);
+    let refused = options.check(&btrfs).expect_err("a btrfs volume");
+    assert_eq!(refused.code(), Code::NotInFormat, "{refused}");
+    let refused = options.recover(&btrfs).expect_err("a btrfs volume");
+    assert_eq!(refused.code(), Code::NotInFormat, "{refused}");
+    fs::remove_file(btrfs).expect("an image");
     Ok(())
 }
