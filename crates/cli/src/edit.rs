@@ -20,13 +20,13 @@ use offshoot_vfs::{
 use rustix::process;
 
 use crate::args::{EditArguments, OpenArguments};
-use crate::disk::{DiskName, MemberDisk, VolumeId, open_files};
+use crate::disk::{DiskName, VolumeId, open_files};
 use crate::exit::{ExitStatus, Result, VerbFailure};
 use crate::interrupt::is_interrupted;
 use crate::output::{Console, Done, Escaped, json_name};
 use crate::place::VolumePath;
 use crate::places::Failures;
-use crate::session::{Access, OpenTree, Opening, open_tree_on};
+use crate::session::{Access, OpenTree, Opening, member_disk, open_tree_on};
 
 /// The current time, or the time that the environment sets, as in
 /// <https://reproducible-builds.org/specs/source-date-epoch/>. One run of the program uses one such
@@ -150,7 +150,7 @@ impl<'a> Volumes<'a> {
             (None, live.fs.clone())
         } else {
             // Only the opened disk shows that this is another name of an open volume.
-            let disk = MemberDisk::open(volume, access, &tree.open.layers, true)?;
+            let disk = member_disk(volume, &tree.open, &Opening::to(access), true)?;
             let id = Some(disk.id);
             if let Some(opened) = self.opened.iter().filter(can).find(|opened| opened.id == id) {
                 return Ok(opened.fs.clone());

@@ -1,6 +1,8 @@
 //! Opens what the command line names: devices, volume, subvolume, file. A volume that this process
 //! has mounted is open already ([`crate::live`]).
 
+mod devices;
+
 use std::ffi::OsStr;
 use std::fmt;
 use std::ops::Deref;
@@ -19,12 +21,14 @@ use offshoot_vfs::{
 use offshoot_xfs::{XfsOptions, XfsVolume};
 
 use crate::args::{OpenArguments, PlaceArguments, TreeArguments, VolumeArguments};
-use crate::disk::{MemberDisk, refuse_shared};
+use crate::disk::MemberDisk;
 use crate::exit::{Result, VerbFailure};
 use crate::output::{Console, Escaped};
 use crate::place::VolumePath;
 use crate::verbs::btrfs::statistics::Statistics;
 use crate::verbs::btrfs::storing::Storing;
+use devices::OpenDevices;
+pub(crate) use devices::member_disk;
 
 /// How many reports are kept for `info`.
 const REPORTS_KEPT: usize = 100;
@@ -228,56 +232,6 @@ impl KeptReports {
     }
 }
 
-/// The devices of a volume, open.
-struct OpenDevices {
-    format: VolumeFormat,
-    devices: Vec<Arc<dyn BlockDevice>>,
-    layers: Vec<String>,
-}
-
-impl OpenDevices {
-    /// Opens the further devices of the volume whose first member is on `disk`.
-    fn open(
-        disk: MemberDisk,
-        arguments: &OpenArguments,
-        opening: &mut Opening,
-        console: &Console,
-    ) -> Result<Self> {
-        let format = VolumeFormat::on(&*disk.device);
-        if format == VolumeFormat::Xfs
-            && let Some(refusal) = refusal_of_xfs(arguments, opening)
-        {
-            return Err(VerbFailure::Inside(disk.device.name().into(), refusal));
-        }
-        let mut disks = vec![disk];
-        let layers = arguments.layers.of_further_device();
-        for path in &arguments.devices {
-            disks.push(MemberDisk::open(path, opening.access, &layers, false)?);
-        }
-        refuse_shared(&disks)?;
-        disks.iter().flat_map(|disk| &disk.warnings).for_each(|what| console.warning(what));
-        let layers = disks[0].layers.clone();
-        let devices: Vec<_> = disks.into_iter().map(|disk| disk.device).collect();
-        if let Some(happens) = opening.when_devices_are_open.take() {
-            happens();
-        }
-        Ok(Self { format, devices, layers })
-    }
-}
-
-/// Why an XFS volume is not opened in this way.
-fn refusal_of_xfs(arguments: &OpenArguments, opening: &Opening) -> Option<Error> {
-    if opening.is_for_btrfs {
-        return Some(only_in_btrfs(THIS_VERB));
-    }
-    if opening.access == Access::Write {
-        let what = "writing an XFS volume, which is only read so far: mount it with -o ro, or copy \
-                    files out of it with extract or cp";
-        return Some(Error::unsupported(Code::FormatOnlyRead, what));
-    }
-    (!arguments.devices.is_empty()).then(|| only_in_btrfs("a further device"))
-}
-
 /// An open volume, with a place in it.
 pub(crate) struct PlaceSession {
     /// The image or block device that the place names.
@@ -305,8 +259,9 @@ impl Session {
             let reports = KeptReports::new(None, console);
             return Ok(Self { volume, layers: Vec::new(), reports });
         }
-        let disk = MemberDisk::open(&arguments.volume, access, &arguments.open.layers, false)?;
-        Self::open_with(disk, &arguments.open, Opening::to(access), console)
+        let opening = Opening { is_for_btrfs: true, ..Opening::to(access) };
+        let disk = member_disk(&arguments.volume, &arguments.open, &opening, false)?;
+        Self::open_with(disk, &arguments.open, opening, console)
     }
 
     /// Opens the volume as it is stored, without replaying its log.
@@ -325,9 +280,8 @@ impl Session {
         arguments: &VolumeArguments,
         console: &Arc<Console>,
     ) -> Result<Self> {
-        let disk =
-            MemberDisk::open(&arguments.volume, Access::Write, &arguments.open.layers, false)?;
-        let opening = Opening { is_stored: true, ..Opening::to(Access::Write) };
+        let opening = Opening { is_stored: true, is_for_btrfs: true, ..Opening::to(Access::Write) };
+        let disk = member_disk(&arguments.volume, &arguments.open, &opening, false)?;
         Self::open_with(disk, &arguments.open, opening, console)
     }
 
@@ -502,7 +456,7 @@ pub(crate) fn open_tree(
     if let Some(live) = &arguments.open.live {
         return Ok(live.fs.clone());
     }
-    let disk = MemberDisk::open(volume, opening.access, &arguments.open.layers, true)?;
+    let disk = member_disk(volume, &arguments.open, &opening, true)?;
     open_tree_on(disk, arguments, opening, console)
 }
 

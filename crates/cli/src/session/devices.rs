@@ -1,0 +1,86 @@
+//! Opening the devices of a volume. The format of the first one decides whether the volume is opened
+//! at all, before anything of it is read.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use offshoot_device::{BlockDevice, VolumeFormat};
+use offshoot_vfs::{Code, Error};
+
+use super::{Access, Opening, THIS_VERB, only_in_btrfs};
+use crate::args::OpenArguments;
+use crate::disk::{MemberDisk, refuse_shared};
+use crate::exit::{Result, VerbFailure};
+use crate::output::Console;
+
+/// The devices of a volume, open.
+pub(super) struct OpenDevices {
+    pub(super) format: VolumeFormat,
+    pub(super) devices: Vec<Arc<dyn BlockDevice>>,
+    pub(super) layers: Vec<String>,
+}
+
+impl OpenDevices {
+    /// Opens the further devices of the volume whose first member is on `disk`.
+    pub(super) fn open(
+        disk: MemberDisk,
+        arguments: &OpenArguments,
+        opening: &mut Opening,
+        console: &Console,
+    ) -> Result<Self> {
+        let format = VolumeFormat::on(&*disk.device);
+        if format == VolumeFormat::Xfs
+            && let Some(refusal) = refusal_of_xfs(arguments, opening)
+        {
+            return Err(VerbFailure::Inside(disk.device.name().into(), refusal));
+        }
+        let mut disks = vec![disk];
+        let layers = arguments.layers.of_further_device();
+        for path in &arguments.devices {
+            disks.push(MemberDisk::open(path, opening.access, &layers, false)?);
+        }
+        refuse_shared(&disks)?;
+        disks.iter().flat_map(|disk| &disk.warnings).for_each(|what| console.warning(what));
+        let layers = disks[0].layers.clone();
+        let devices: Vec<_> = disks.into_iter().map(|disk| disk.device).collect();
+        if let Some(happens) = opening.when_devices_are_open.take() {
+            happens();
+        }
+        Ok(Self { format, devices, layers })
+    }
+}
+
+/// Why an XFS volume is not opened in this way.
+fn refusal_of_xfs(arguments: &OpenArguments, opening: &Opening) -> Option<Error> {
+    if opening.is_for_btrfs {
+        return Some(only_in_btrfs(THIS_VERB));
+    }
+    if opening.access == Access::Write {
+        let what = "writing an XFS volume, which is only read so far: mount it with -o ro, or copy \
+                    files out of it with extract or cp";
+        return Some(Error::unsupported(Code::FormatOnlyRead, what));
+    }
+    (!arguments.devices.is_empty()).then(|| only_in_btrfs("a further device"))
+}
+
+/// Opens the disk with the first member of a volume. When the host refuses to open it for writing,
+/// its format may refuse that too: then the user is told so, as rights would not help.
+/// `may_have_path` is that of [`MemberDisk::open`].
+pub(crate) fn member_disk(
+    path: &Path,
+    arguments: &OpenArguments,
+    opening: &Opening,
+    may_have_path: bool,
+) -> Result<MemberDisk> {
+    let open = |access| MemberDisk::open(path, access, &arguments.layers, may_have_path);
+    open(opening.access).map_err(|failure| {
+        let readable = (opening.access == Access::Write).then(|| open(Access::Read).ok());
+        let device = readable.flatten().map(|disk| disk.device);
+        let refused = device.filter(|device| VolumeFormat::on(&**device) == VolumeFormat::Xfs);
+        let refusal = refused.and_then(|device| {
+            let refusal = refusal_of_xfs(arguments, opening)?;
+            Some(VerbFailure::Inside(device.name().into(), refusal))
+        });
+        refusal.unwrap_or(failure)
+    })
+}
