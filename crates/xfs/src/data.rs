@@ -50,7 +50,10 @@ impl<'a> FileContent<'a> {
             _ => return Err(Error::posix(Errno::INVAL, format!("{file} has no data"))),
         }
         if inode.core.flags().contains(XfsInodeFlags::REALTIME) {
-            let what = format!("the data of {file}, which is on a realtime device");
+            let what = format!(
+                "the data of {file}, which is on a realtime device: copy it from a mount of the \
+                 kernel"
+            );
             return Err(Error::unsupported(Code::UnknownFeature, what));
         }
         Ok(Self { buffers, inode })

@@ -18,6 +18,10 @@ use crate::recover::{self, NEXT_STEP, VolumeLog, XfsRecovery};
 use crate::report::{XfsReport, tell};
 use superblock::VolumeSuperblock;
 
+/// What a user can do about a log that is on another device, which this version does not read.
+const EXTERNAL_LOG_STEP: &str = "mount and unmount the volume once with the kernel and logdev=, \
+                                 then open it with the log ignored";
+
 /// What a log holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum XfsLogState {
@@ -148,7 +152,10 @@ pub(crate) fn log_to_zero(
     let is_in_the_way = |kind| kind != XfsObstacleKind::UnknownLogIncompat;
     let obstacles = superblock.fields.obstacles();
     if let Some(obstacle) = obstacles.iter().find(|obstacle| is_in_the_way(obstacle.kind)) {
-        let what = format!("zeroing the log of XFS with {obstacle}");
+        let what = format!(
+            "zeroing the log of XFS with {obstacle}: xfs_repair -L does that, with -l for a log on \
+             another device"
+        );
         return Err(Error::unsupported(Code::UnknownFeature, what));
     }
     if !is_first {
@@ -176,16 +183,16 @@ fn require_readable(superblock: &XfsSuperblock) -> Result<()> {
 /// The log; fails when it lies elsewhere, or is not empty and has what we do not know.
 fn find_log(device: &Arc<dyn BlockDevice>, superblock: &XfsSuperblock) -> Result<VolumeLog> {
     let obstacles = superblock.fields.obstacles();
-    let refused = |kind| {
+    let refused = |kind, next_step| {
         let obstacle = obstacles.iter().find(|obstacle| obstacle.kind == kind)?;
-        let what = format!("XFS with {obstacle}: {NEXT_STEP}");
+        let what = format!("XFS with {obstacle}: {next_step}");
         Some(Error::unsupported(Code::LogNotReplayed, what))
     };
-    if let Some(error) = refused(XfsObstacleKind::ExternalLog) {
+    if let Some(error) = refused(XfsObstacleKind::ExternalLog, EXTERNAL_LOG_STEP) {
         return Err(error);
     }
     let log = VolumeLog::find(device, superblock)?;
-    match refused(XfsObstacleKind::UnknownLogIncompat) {
+    match refused(XfsObstacleKind::UnknownLogIncompat, NEXT_STEP) {
         Some(error) if !log.ends.is_clean => Err(error),
         _ => Ok(log),
     }

@@ -3,8 +3,9 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-use offshoot_testkit::xfs::disk::{RECOVERY, XfsShutdown};
+use offshoot_testkit::xfs::disk::{RECOVERY, XfsDisk, XfsShutdown};
 use offshoot_testkit::xfs::judges;
+use offshoot_testkit::xfs::old::mkfs_with;
 
 use super::{FewFiles, lines};
 
@@ -65,6 +66,88 @@ fn no_verb_changes_the_volume() {
     let said = few.fails("mkfs v.img", 1);
     assert!(said.contains("XFS"), "{said}");
     assert!(std::fs::read(&image).expect("an image") == before, "the image was changed");
+}
+
+/// The host refuses to open the image for writing too, but no right would help the user.
+#[test]
+fn the_format_is_named_before_what_the_host_refuses() {
+    let Some(judges) = judges::require() else { return };
+    let few = FewFiles::new(&judges);
+    std::fs::create_dir(few.dir().join("out")).expect("a folder");
+    let _in_use = few.filled.disk.writable_device();
+    for line in
+        ["mkdir v.img:/new", "find v.img -delete", "cp v.img:/text v.img:/copy", "mount v.img out"]
+    {
+        let said = few.fails(line, 4);
+        assert!(said.contains("v.img: not supported: writing an XFS volume, which is"), "{said}");
+    }
+    for line in ["trim v.img", "scrub v.img"] {
+        let said = few.fails(line, 4);
+        assert!(said.contains("on an XFS volume: that is for btrfs alone"), "{line}: {said}");
+    }
+    // These write a volume of XFS.
+    for line in ["rescue replay-log v.img", "rescue zero-log v.img"] {
+        let said = few.fails(line, 1);
+        assert!(said.contains("in use"), "{line}: {said}");
+    }
+}
+
+#[test]
+fn a_log_on_another_device_is_refused_with_the_next_step() {
+    let Some(judges) = judges::require() else { return };
+    let disk = XfsDisk::create(&judges, 512);
+    let (folder, image) = (disk.image().parent().expect("a folder"), disk.image());
+    let log = folder.join("log");
+    File::create(&log).and_then(|log| log.set_len(100 << 20)).expect("a log");
+    disk.mkfs(&format!("-l logdev={},size=64m", log.display()));
+    let (image, mount) = (image.display(), folder.join("mount"));
+    std::fs::create_dir(&mount).expect("a folder");
+    let mount = mount.display();
+    for line in ["ls", "cat", "check", "df", "extract", "rescue replay-log", "mount -o ro"] {
+        let last = match line {
+            "cat" => ":/text".to_owned(),
+            "extract" => " out".to_owned(),
+            "mount -o ro" => format!(" {mount}"),
+            _ => String::new(),
+        };
+        let said = lines::fails(folder, &format!("{line} {image}{last}"), 4);
+        let is_told = said.contains("XFS with a log on another device: mount and unmount");
+        assert!(is_told && said.contains("then open it with the log ignored"), "{line}: {said}");
+    }
+    let said = lines::fails(folder, &format!("mount {image} {mount}"), 4);
+    assert!(said.contains("writing an XFS volume"), "{said}");
+    let said = lines::fails(folder, &format!("rescue zero-log {image}"), 4);
+    assert!(said.contains("xfs_repair -L"), "{said}");
+    let said = lines::fails(folder, &format!("dump log {image}"), 4);
+    assert!(said.contains("on another device: xfs_logprint"), "{said}");
+    // It was unmounted.
+    for line in ["ls --ignore-log", "check --ignore-log", "info", "dump super", "dump groups"] {
+        let words = format!("{line} {image}");
+        let output = lines::offshoot(folder, &words.split(' ').collect::<Vec<_>>());
+        assert!(output.status.success(), "{line}: {output:?}");
+    }
+}
+
+#[test]
+fn data_on_a_realtime_device_is_refused_with_the_next_step() {
+    let Some(judges) = judges::require() else { return };
+    let disk = XfsDisk::create(&judges, 512);
+    let (folder, image) = (disk.image().parent().expect("a folder"), disk.image().display());
+    let source = folder.join("source");
+    std::fs::create_dir(&source).expect("a folder");
+    std::fs::write(source.join("here"), "on the data device").expect("a file");
+    std::fs::write(source.join("there"), "on the other one").expect("a file");
+    let realtime = folder.join("realtime");
+    File::create(&realtime).and_then(|file| file.set_len(100 << 20)).expect("a device");
+    let options = format!("-m rmapbt=0,reflink=0 -r rtdev={}", realtime.display());
+    mkfs_with(&disk, &options, &source);
+    let ino = lines::does(folder, &format!("stat -c %i {image}:/there"));
+    disk.change_with_xfs_db(&[&format!("inode {}", ino.trim()), "write -d core.realtime 1"]);
+    assert_eq!(lines::does(folder, &format!("cat {image}:/here")), "on the data device");
+    let said = lines::fails(folder, &format!("cat {image}:/there"), 4);
+    assert!(said.contains("on a realtime device: copy it from a mount of the kernel"), "{said}");
+    let said = lines::fails(folder, &format!("mount {image} {}", folder.display()), 4);
+    assert!(said.contains("writing an XFS volume"), "{said}");
 }
 
 #[test]
