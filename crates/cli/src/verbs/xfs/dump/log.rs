@@ -16,6 +16,10 @@ use super::{DumpOutput, open};
 use crate::exit::{Result, VerbFailure};
 use crate::verbs::fields::Fields;
 
+/// The most memory that transactions may take that are open at one time. The log buffers of the
+/// kernel let them take much less; a hostile log of 2 GiB may have as much of them.
+const MOST_OPEN_BYTES: u64 = 128 << 20;
+
 /// Why the log is not read on.
 struct LogDumpFailure(VerbFailure);
 
@@ -38,7 +42,7 @@ pub(in crate::verbs) fn run(device: &Arc<dyn BlockDevice>, mut to: DumpOutput<'_
     let geometry = &superblock.geometry;
     let start = geometry.place_of(geometry.log_start).filter(|_| geometry.log_start.0 != 0);
     let Some(start) = start else {
-        let what = "the log of an XFS volume on another device";
+        let what = "the log of an XFS volume on another device: xfs_logprint -f shows that device";
         return Err(Error::unsupported(Code::Unsupported, what).into());
     };
     let mut read = |block: u32, bytes: &mut [u8]| {
@@ -64,6 +68,12 @@ pub(in crate::verbs) fn run(device: &Arc<dyn BlockDevice>, mut to: DumpOutput<'_
                     for item in checkpoint.items() {
                         to.line("item", item_fields(item))?;
                     }
+                }
+                if checkpoints.byte_count() > MOST_OPEN_BYTES {
+                    let what = "the transactions that are open there take too much memory, and are \
+                                not shown";
+                    to.console.warning(&format_args!("record {at}: {what}"));
+                    checkpoints = XfsCheckpoints::new(ring);
                 }
             }
             at = ring.advance(at, record.block_count());
