@@ -6,7 +6,7 @@
 
 mod bodies;
 
-use bodies::{BLOCKS, VectorKind, geometry, log_record, unit, vectors};
+use bodies::{BLOCKS, VectorKind, geometry, log_record, names, unit, vectors};
 use offshoot_xfs_format::geometry::XfsLayout;
 use offshoot_xfs_format::inode::{XfsFork, XfsInode};
 use offshoot_xfs_format::superblock::XfsSuperblock;
@@ -110,4 +110,22 @@ fn the_bodies_of_the_fuzz_targets_return() {
     }
     unit(&[]);
     log_record(&[]);
+}
+
+#[test]
+fn damaged_directories_and_attributes_never_panic() {
+    names::names(&[]);
+    for mut bytes in names::sound_inputs() {
+        names::names(&bytes);
+        // What leads a parser is in front, and at the end of a block.
+        let places = (1..bytes.len()).filter(|at| *at < 200 || at + 40 > bytes.len());
+        for at in places.collect::<Vec<_>>() {
+            for value in [0, 1, 7, 0x7f, 0x80, 0xff] {
+                let was = std::mem::replace(&mut bytes[at], value);
+                names::names(&bytes);
+                names::names(&bytes[..at]);
+                bytes[at] = was;
+            }
+        }
+    }
 }

@@ -6,6 +6,8 @@
 
 #![allow(dead_code, reason = "each of the programs that share this calls a part of it")]
 
+pub(crate) mod names;
+
 use offshoot_xfs_format::btree::{XfsBtreeBlock, XfsForkRoot, XfsTree};
 use offshoot_xfs_format::geometry::XfsLayout;
 use offshoot_xfs_format::group::{Agf, Agfl, Agi};
