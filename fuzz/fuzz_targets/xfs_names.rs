@@ -1,5 +1,5 @@
-//! A block of a directory or of attributes of XFS with a right checksum, a list of them in an inode,
-//! or a value in blocks of its own.
+//! A block of a directory or of attributes of XFS with a right checksum, a list of them in an
+//! inode, or a value in blocks of its own.
 //!
 //! The stable tests of the format crate use the same body.
 

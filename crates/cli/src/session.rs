@@ -16,7 +16,7 @@ use offshoot_btrfs_format::TreeId;
 use offshoot_device::{BlockDevice, VolumeFormat};
 use offshoot_vfs::path::{LastLink, resolve};
 use offshoot_vfs::{
-    self as vfs, Code, Errno, Error, FileId, FileSystem, FileSystemMut, FileType, ReadOnlyFiles,
+    self as vfs, Errno, Error, FileId, FileSystem, FileSystemMut, FileType, ReadOnlyFiles,
 };
 use offshoot_xfs::{XfsOptions, XfsVolume};
 
@@ -28,7 +28,7 @@ use crate::place::VolumePath;
 use crate::verbs::btrfs::statistics::Statistics;
 use crate::verbs::btrfs::storing::Storing;
 use devices::OpenDevices;
-pub(crate) use devices::member_disk;
+pub(crate) use devices::{member_disk, only_in_btrfs};
 
 /// How many reports are kept for `info`.
 const REPORTS_KEPT: usize = 100;
@@ -192,15 +192,6 @@ impl OpenTree {
             Self::Xfs(_) => Err(only_in_btrfs(what)),
         }
     }
-}
-
-/// The error about `what`, which only volumes of btrfs have.
-pub(crate) fn only_in_btrfs(what: &str) -> Error {
-    let what = format!(
-        "{what} on an XFS volume: that is for btrfs alone, and XFS is read with info, ls, find, \
-         cat, extract, cp and mount -o ro"
-    );
-    Error::unsupported(Code::NotInFormat, what)
 }
 
 /// What an engine reported: shown to the user, and the first ones kept for `info`.

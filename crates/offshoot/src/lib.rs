@@ -31,7 +31,7 @@
 //! | files by path | the methods of [`Volume`] |
 //! | files by number, as a mount sees them: all that a file can have | [`Volume::files`]: [`FileSystem`] and [`FileSystemMut`] |
 //! | trees from and to the host, and tar archives | [`transfer`] |
-//! | the check of an XFS volume, and its recovery to disk | [`OpenOptions::check`], [`OpenOptions::recover`] |
+//! | the check of an XFS volume, its recovery | [`OpenOptions::check`], [`OpenOptions::recover`] |
 //! | block devices: files, memory, partitions, images, power cuts | [`device`] |
 //! | errors | [`Error`] has four kinds, and [`Code`] a number for each obstacle and each damaged structure |
 //!

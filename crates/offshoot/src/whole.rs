@@ -38,7 +38,7 @@ impl OpenOptions {
     /// ```no_run
     /// # fn main() -> offshoot::Result<()> {
     /// if let Some(done) = offshoot::OpenOptions::new().recover("server.img")? {
-    ///     println!("{} transactions replayed, from {} to {}", done.transactions, done.from, done.to);
+    ///     println!("{} transactions replayed, up to {}", done.transactions, done.to);
     /// }
     /// # Ok(())
     /// # }

@@ -50,6 +50,9 @@ pub struct XfsGeometry {
     pub sector_log: u8,
     /// The bytes of an inode, as a power of two: 8 to 11.
     pub inode_log: u8,
+    /// The blocks that inodes are read and written in: a cluster
+    /// ([`cluster_blocks`](Self::cluster_blocks)).
+    pub cluster_blocks: u32,
     /// The blocks of a directory block, as a power of two.
     pub dir_block_log: u8,
     /// The bits of a block number inside a group.
@@ -68,7 +71,21 @@ pub struct XfsGeometry {
     pub uuid: Uuid,
 }
 
+/// The bytes of a cluster of inodes of 256 bytes; others have larger ones.
+const CLUSTER_BYTES: u32 = 8 << 10;
+
 impl XfsGeometry {
+    /// The blocks of a cluster, in a volume whose chunks of inodes are aligned to `alignment`
+    /// blocks. The kernel makes clusters larger with the inodes if chunks are aligned to them:
+    /// 16 KiB with inodes of 512 bytes.
+    #[must_use]
+    pub fn cluster_blocks(inode_log: u8, block_log: u8, alignment: u32) -> u32 {
+        let large = CLUSTER_BYTES << inode_log.saturating_sub(8);
+        let is_aligned = alignment >= large >> block_log;
+        let bytes = if is_aligned { large } else { CLUSTER_BYTES };
+        (bytes >> block_log).max(1)
+    }
+
     /// Whether blocks carry checksums and say what they are, as in all V5 volumes.
     #[must_use]
     pub fn has_checksums(&self) -> bool {

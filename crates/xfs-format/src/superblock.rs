@@ -339,6 +339,11 @@ impl XfsSuperblock {
             block_log: fields.blocklog,
             sector_log: fields.sectlog,
             inode_log: fields.inodelog,
+            cluster_blocks: XfsGeometry::cluster_blocks(
+                fields.inodelog,
+                fields.blocklog,
+                fields.inoalignmt.get(),
+            ),
             dir_block_log: fields.dirblklog,
             ag_block_log: fields.agblklog,
             ag_blocks: fields.agblocks.get(),

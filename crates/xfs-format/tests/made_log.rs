@@ -30,6 +30,7 @@ fn geometry() -> XfsGeometry {
         block_log: 12,
         sector_log: 9,
         inode_log: 9,
+        cluster_blocks: 4,
         dir_block_log: 0,
         ag_block_log: 16,
         ag_blocks: 65_536,

@@ -4,14 +4,17 @@
 //! A caller says where the block is and what it has to be. An [`XfsBuffer`] is the proof that its
 //! bytes were verified as that. Buffers are shared by [`Arc`], so a cache hit copies nothing, and
 //! two threads that miss the same buffer read it once. The cache holds at most its budget in bytes.
-//! What transactions have changed is in `changed` until it is in its place.
+//! What transactions have changed is in `changed` until it is in its place, and inodes in
+//! `committed`.
 
 mod changed;
+mod committed;
 
 use std::io;
 use std::sync::Arc;
 
 use changed::ChangedBuffers;
+use committed::CommittedInodes;
 use offshoot_device::BlockDevice;
 use offshoot_vfs::{Error, Malformed, Result, Structure};
 use offshoot_xfs_format::attr::leaf::XattrLeaf;
@@ -23,7 +26,7 @@ use offshoot_xfs_format::dir::free::DirFree;
 use offshoot_xfs_format::dir::leaf::DirLeaf;
 use offshoot_xfs_format::group::{Agf, Agfl, Agi};
 use offshoot_xfs_format::superblock::{MOST_SECTOR_BYTES, XfsSuperblock};
-use offshoot_xfs_format::{AgNumber, BasicBlock, FileBlock, FsBlock, Ino, XfsGeometry};
+use offshoot_xfs_format::{AgBlock, AgNumber, BasicBlock, FileBlock, FsBlock, Ino, XfsGeometry};
 use quick_cache::Weighter;
 use quick_cache::sync::Cache;
 
@@ -66,6 +69,15 @@ pub(crate) enum BufferRole {
 pub(crate) struct DiskRun {
     pub(crate) at: BasicBlock,
     pub(crate) bytes: usize,
+}
+
+impl DiskRun {
+    /// The cluster that the inodes in `block` of a group belong to.
+    pub(crate) fn cluster(geometry: &XfsGeometry, ag: AgNumber, block: AgBlock) -> Self {
+        let blocks = geometry.cluster_blocks.max(1);
+        let start = AgBlock(block.0 / blocks * blocks);
+        Self { at: geometry.place(ag, start), bytes: (blocks as usize) << geometry.block_log }
+    }
 }
 
 /// Bytes that were verified as their role.
@@ -222,6 +234,7 @@ pub(crate) struct XfsBuffers {
     geometry: XfsGeometry,
     cache: Cache<u64, Arc<XfsBuffer>, BufferWeight>,
     changed: ChangedBuffers,
+    committed: CommittedInodes,
 }
 
 impl XfsBuffers {
@@ -233,7 +246,8 @@ impl XfsBuffers {
     ) -> Self {
         let blocks = usize::try_from(budget_bytes >> geometry.block_log).unwrap_or(usize::MAX);
         let cache = Cache::with_weighter(blocks, budget_bytes, BufferWeight);
-        Self { device, geometry, cache, changed: ChangedBuffers::default() }
+        let (changed, committed) = (ChangedBuffers::default(), CommittedInodes::default());
+        Self { device, geometry, cache, changed, committed }
     }
 
     pub(crate) fn geometry(&self) -> &XfsGeometry {

@@ -23,12 +23,14 @@ mod work;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
 
 use offshoot_kit::sync::Mutex;
-use offshoot_vfs::Result;
+use offshoot_vfs::{Errno, Result};
 use offshoot_xfs_format::Ino;
 
 use crate::attr::change::XattrChange;
+use crate::inode::change::ForkStep;
 use crate::log::LoggedItem;
 use crate::trans::{ForkName, XfsTransaction, XfsTransactions};
 use item::IntentEnd;
@@ -169,12 +171,15 @@ impl<'a> DeferredChain<'a> {
         }
     }
 
-    /// Does the next work in the transaction. Returns false when there is none.
-    fn step(&mut self, transaction: &mut XfsTransaction<'_>) -> Result<bool> {
+    /// Does the next work in the transaction, which nothing was done in before. Returns false when
+    /// there is none. The inodes `kept` stay locked.
+    fn step(&mut self, transaction: &mut XfsTransaction<'_>, kept: &[Ino]) -> Result<bool> {
         self.log_again(transaction);
         let next = self.waiting.values_mut().find_map(VecDeque::pop_front);
         let Some(LoggedWork { intent, work }) = next else { return Ok(false) };
-        self.end(transaction, intent, &work)?;
+        again_while_locked(transaction, kept, |transaction| {
+            self.end(transaction, intent.clone(), &work)
+        })?;
         Ok(true)
     }
 
@@ -212,10 +217,10 @@ impl<'a> DeferredChain<'a> {
 
     /// Does all work, the first of it in the transaction as it is.
     fn do_all(&mut self, transaction: &mut XfsTransaction<'_>, kept: &[Ino]) -> Result<()> {
-        self.step(transaction)?;
+        self.step(transaction, kept)?;
         while !self.is_empty() {
             transaction.roll(kept)?;
-            self.step(transaction)?;
+            self.step(transaction, kept)?;
         }
         Ok(())
     }
@@ -228,11 +233,36 @@ impl<'a> DeferredChain<'a> {
     ) -> Result<()> {
         while !self.is_empty() {
             let mut transaction = begin(transactions)?;
-            self.step(&mut transaction)?;
+            self.step(&mut transaction, &[])?;
             transaction.commit()?;
         }
         Ok(())
     }
+}
+
+/// How often a step begins again that met a locked group, and how long it waits then at most. In
+/// all that is about three seconds.
+const MOST_TRIES: u32 = 100;
+const LONGEST_PAUSE: Duration = Duration::from_millis(32);
+
+/// Does a step. When it has a group and needs a lower one that another transaction has locked, it
+/// is undone, so that it has none, and begins again: what a chain did before is committed, so the
+/// caller cannot begin again. The inodes `kept` stay locked. What the transaction has of intents
+/// stays.
+fn again_while_locked<T>(
+    transaction: &mut XfsTransaction<'_>,
+    kept: &[Ino],
+    mut step: impl FnMut(&mut XfsTransaction<'_>) -> Result<T>,
+) -> Result<T> {
+    let items = transaction.item_count();
+    for tries in 0..MOST_TRIES {
+        match step(transaction) {
+            Err(error) if error.errno() == Errno::AGAIN => transaction.undo(kept, items)?,
+            outcome => return outcome,
+        }
+        std::thread::sleep(LONGEST_PAUSE.min(Duration::from_millis(1 << tries.min(10))));
+    }
+    step(transaction)
 }
 
 /// Changes an attribute in the transaction and further ones, and commits them. The inode stays
@@ -242,22 +272,71 @@ impl<'a> DeferredChain<'a> {
 /// bit that older kernels refuse. A crash leaves the old value, or the new one, and at times an
 /// incomplete entry besides. Only where a parent pointer replaces another may a crash leave
 /// neither: changes of names give that an intent.
+///
+/// # Errors
+/// `ENOSPC` and those of the device. The attribute then has its old value: when the volume fills up
+/// in the middle of a change, what the steps before have made is removed again.
 #[cfg_attr(not(test), expect(dead_code, reason = "calls that set attributes are to come"))]
 pub(crate) fn change_xattr(
     mut transaction: XfsTransaction<'_>,
     ids: &IntentIds,
     mut change: XattrChange,
 ) -> Result<()> {
-    let of = (change.ino(), ForkName::Attributes);
+    let kept = [change.ino()];
+    let mut step = change.step(&mut transaction)?;
     loop {
-        let step = change.step(&mut transaction)?;
-        let mut chain = DeferredChain::new(ids);
-        let work = DeferredWork::unmapped(&mut transaction, of, &step)?;
-        chain.defer(&mut transaction, work);
-        if step.is_done {
-            return chain.finish(transaction, &[of.0]);
+        let is_done = step.is_done;
+        defer_unmapped(&mut transaction, ids, &change, &step)?;
+        if is_done {
+            return transaction.commit().map(drop);
         }
-        chain.settle(&mut transaction, &[of.0])?;
-        transaction.roll(&[of.0])?;
+        transaction.roll(&kept)?;
+        let next =
+            again_while_locked(&mut transaction, &kept, |transaction| change.step(transaction));
+        step = match next {
+            Ok(step) => step,
+            Err(error) => {
+                if matches!(error.errno(), Errno::NOSPC | Errno::AGAIN) {
+                    // If this fails too, the next change of the name removes what is left.
+                    let _is_undone = undo_xattr(transaction, ids, change);
+                }
+                return Err(error);
+            }
+        };
     }
+}
+
+/// Removes what the steps of a change have made. The last of these has failed, and is not
+/// committed.
+fn undo_xattr(
+    mut transaction: XfsTransaction<'_>,
+    ids: &IntentIds,
+    change: XattrChange,
+) -> Result<()> {
+    let kept = [change.ino()];
+    transaction.undo(&kept, 0)?;
+    let mut undoing = change.undoing();
+    loop {
+        let step = again_while_locked(&mut transaction, &kept, |t| undoing.step(t))?;
+        defer_unmapped(&mut transaction, ids, &undoing, &step)?;
+        if step.is_done {
+            return transaction.commit().map(drop);
+        }
+        transaction.roll(&kept)?;
+    }
+}
+
+/// Frees what a step of a change of an attribute has unmapped. The last transaction of that is not
+/// committed.
+fn defer_unmapped(
+    transaction: &mut XfsTransaction<'_>,
+    ids: &IntentIds,
+    change: &XattrChange,
+    step: &ForkStep,
+) -> Result<()> {
+    let ino = change.ino();
+    let mut chain = DeferredChain::new(ids);
+    let work = DeferredWork::unmapped(transaction, (ino, ForkName::Attributes), step)?;
+    chain.defer(transaction, work);
+    chain.settle(transaction, &[ino])
 }

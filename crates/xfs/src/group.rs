@@ -32,12 +32,14 @@ mod tests;
 
 use std::sync::Arc;
 
+use offshoot_kit::counter::WriteStop;
 use offshoot_vfs::Result;
 use offshoot_xfs_format::btree::{XfsSearchKey, XfsTree};
 use offshoot_xfs_format::geometry::XfsLayout;
 use offshoot_xfs_format::group::{Agf, Agi};
 use offshoot_xfs_format::ids::BASIC_BLOCK;
 use offshoot_xfs_format::record::{CHUNK_INODES, STAGED, XfsInodeChunk, XfsSharedExtent};
+use offshoot_xfs_format::superblock::XfsSuperblock;
 use offshoot_xfs_format::{AgBlock, AgIno, AgNumber, BasicBlock};
 
 pub(crate) use allocate::ExtentWish;
@@ -61,10 +63,24 @@ pub(crate) use {
 
 use crate::btree::{XfsTreeCursor, XfsTreeRoot};
 use crate::buffer::{BufferRole, DiskRun, XfsBuffer, XfsBuffers};
-use crate::trans::VolumeCounts;
+use crate::log::XfsLog;
+use crate::trans::{VolumeCounts, XfsTransactions};
+
+/// Begins to write the volume in `buffers`, whose log is `log`: with the counters of its groups,
+/// and with what these hold back for their trees.
+pub(crate) fn begin_transactions(
+    buffers: Arc<XfsBuffers>,
+    log: XfsLog,
+    superblock: &XfsSuperblock,
+    stop: &Arc<WriteStop>,
+) -> Result<XfsTransactions> {
+    let counts = volume_counts(&buffers)?;
+    let held_back = held_back_of_all(&buffers, &superblock.fields)?;
+    Ok(XfsTransactions::new(buffers, log, superblock, (counts, held_back), stop))
+}
 
 /// The sums of the counters of all groups, as the superblock has them.
-pub(crate) fn volume_counts(buffers: &XfsBuffers) -> Result<VolumeCounts> {
+fn volume_counts(buffers: &XfsBuffers) -> Result<VolumeCounts> {
     let mut counts = VolumeCounts::default();
     for ag in (0..buffers.geometry().ag_count).map(AgNumber) {
         let (inodes, free_inodes) = inode_counts(buffers, ag)?;

@@ -1,5 +1,6 @@
 //! Inodes: loaded from their clusters, verified, and kept in a small cache.
 //!
+//! A reader sees an inode as the last commit left it, also when its cluster does not have that yet.
 //! Before an inode is read, the tree of inodes of its group must say that it is in use. So a number
 //! that leads to no file, from a stale handle or a damaged directory, gives an error that says so.
 
@@ -30,9 +31,6 @@ use fork::{ForkContents, LoadedFork};
 /// The number space of all files of a volume.
 pub(crate) const SPACE: u64 = 0;
 
-/// The bytes of inodes that are read at once, if blocks are not larger.
-const CLUSTER_BYTES: u32 = 16 << 10;
-
 /// The file with an inode.
 pub(crate) fn file_id(ino: Ino) -> FileId {
     FileId { dev: SPACE, ino: ino.0 }
@@ -51,8 +49,11 @@ pub(crate) struct LoadedInode {
 #[derive(Clone)]
 struct InodeWeight;
 
-impl Weighter<Ino, Arc<LoadedInode>> for InodeWeight {
-    fn weight(&self, _: &Ino, inode: &Arc<LoadedInode>) -> u64 {
+/// An inode, and the number that its commits had before it was loaded.
+type KeptInode = (u64, Arc<LoadedInode>);
+
+impl Weighter<Ino, KeptInode> for InodeWeight {
+    fn weight(&self, _: &Ino, (_, inode): &KeptInode) -> u64 {
         let forks =
             inode.data.heap_bytes() + inode.attributes.as_ref().map_or(0, LoadedFork::heap_bytes);
         (size_of::<LoadedInode>() + forks) as u64
@@ -62,7 +63,7 @@ impl Weighter<Ino, Arc<LoadedInode>> for InodeWeight {
 /// The inodes of a volume.
 #[derive(Debug)]
 pub(crate) struct XfsInodes {
-    cache: Cache<Ino, Arc<LoadedInode>, InodeWeight>,
+    cache: Cache<Ino, KeptInode, InodeWeight>,
 }
 
 impl XfsInodes {
@@ -81,8 +82,18 @@ impl XfsInodes {
             return Err(missing());
         }
         let ino = Ino(file.ino);
-        self.cache
-            .get_or_insert_with(&ino, || load(buffers, ino)?.map(Arc::new).ok_or_else(missing))
+        let fresh = || {
+            let commits = buffers.inode_commits(ino);
+            let inode = load(buffers, ino)?.ok_or_else(missing)?;
+            Ok::<_, Error>((commits, Arc::new(inode)))
+        };
+        let (commits, inode) = self.cache.get_or_insert_with(&ino, fresh)?;
+        if commits == buffers.inode_commits(ino) {
+            return Ok(inode);
+        }
+        let newest = fresh().inspect_err(|_| drop(self.cache.remove(&ino)))?;
+        self.cache.insert(ino, newest.clone());
+        Ok(newest.1)
     }
 }
 
@@ -94,33 +105,47 @@ fn load(buffers: &XfsBuffers, ino: Ino) -> Result<Option<LoadedInode>> {
         return Ok(None);
     };
     let Some(chunk) = group::chunk_in_use(buffers, ag, inode)? else { return Ok(None) };
+    let bad = |problem| damaged_at(BasicBlock(at / BASIC_BLOCK), problem);
+    let parse = |bytes: &[u8]| {
+        let inode = LoadedInode::parse(geometry, ino, bytes).map_err(bad)?;
+        let is_free = "the tree of inodes says that it is in use, but it is free";
+        inode.map(Some).ok_or_else(|| bad(Malformed::new(Structure::InodeCore, is_free)))
+    };
+    if let Some(bytes) = buffers.committed_inode(ino) {
+        return parse(&bytes);
+    }
     let block = AgBlock(inode.0 >> geometry.inodes_per_block_log());
     let run = cluster(geometry, ag, block, &chunk);
     let buffer = buffers.read(&[run], BufferRole::InodeCluster)?;
     let inside = usize::try_from(at - run.at.bytes()).unwrap_or(usize::MAX);
     let bytes = buffer.bytes().get(inside..).and_then(|rest| rest.get(..geometry.inode_size()));
-    let place = BasicBlock(at / BASIC_BLOCK);
-    let bad = |problem| damaged_at(place, problem);
-    let bytes = bytes.ok_or_else(|| {
+    parse(bytes.ok_or_else(|| {
         bad(Malformed::new(Structure::InodeCore, "it is outside the blocks of its chunk"))
-    })?;
-    let inode = LoadedInode::parse(geometry, ino, bytes).map_err(bad)?;
-    let is_free = "the tree of inodes says that it is in use, but it is free";
-    inode.map(Some).ok_or_else(|| bad(Malformed::new(Structure::InodeCore, is_free)))
+    })?)
 }
 
-/// The blocks to read for an inode in `block`. In a whole chunk it is a cluster, which holds other
-/// inodes that will be wanted soon.
+/// The blocks to read for an inode in `block`: its cluster, which holds other inodes that will be
+/// wanted soon, unless the chunk has only a part of that.
 fn cluster(geometry: &XfsGeometry, ag: AgNumber, block: AgBlock, chunk: &XfsInodeChunk) -> DiskRun {
-    let blocks = (CLUSTER_BYTES >> geometry.block_log).max(1);
-    let first = chunk.start().0 >> geometry.inodes_per_block_log();
-    let chunk_blocks = (CHUNK_INODES >> geometry.inodes_per_block_log()).max(1);
-    let inside = block.0.saturating_sub(first);
-    let start = first + inside / blocks * blocks;
-    let count = blocks.min(chunk_blocks);
-    let is_whole = chunk.holes(geometry) == 0 && geometry.is_usable_run(ag, AgBlock(start), count);
-    let (start, count) = if is_whole { (AgBlock(start), count) } else { (block, 1) };
-    DiskRun { at: geometry.place(ag, start), bytes: (count as usize) << geometry.block_log }
+    let run = DiskRun::cluster(geometry, ag, block);
+    let blocks = geometry.cluster_blocks.max(1);
+    let per_block = geometry.inodes_per_block_log();
+    let first = (block.0 / blocks * blocks) << per_block;
+    let inodes = u64::from(blocks) << per_block;
+    // A block of 64 KiB has the inodes of two chunks.
+    let is_in = blocks == 1
+        || first.checked_sub(chunk.start().0).is_some_and(|index| {
+            let end = u64::from(index) + inodes;
+            let all = u64::MAX.checked_shr(CHUNK_INODES - u32::try_from(inodes).unwrap_or(0));
+            let mask = all.and_then(|all| all.checked_shl(index));
+            end <= u64::from(CHUNK_INODES)
+                && mask.is_some_and(|mask| chunk.allocated(geometry) & mask == mask)
+        });
+    let start = AgBlock(block.0 / blocks * blocks);
+    if is_in && geometry.is_usable_run(ag, start, blocks) {
+        return run;
+    }
+    DiskRun { at: geometry.place(ag, block), bytes: geometry.block_size() }
 }
 
 impl LoadedInode {

@@ -131,6 +131,8 @@ struct LogShared {
     /// The newest context whose checkpoint has its first record.
     begun: AtomicU64,
     began: ChangeSignal,
+    /// The last record of the newest checkpoint with items.
+    last_with_items: AtomicU64,
     /// The newest durable context.
     durable: parking_lot::Mutex<u64>,
     completed: Condvar,
@@ -169,7 +171,8 @@ impl XfsLog {
     ) -> Result<Self> {
         require_running(stop)?;
         // Recovery takes all records from the tail on as those of one size of buffers.
-        let kept = ends.last.as_ref().filter(|_| !ends.is_clean).map(|last| last.buffer);
+        let kept_last = ends.last.as_ref().filter(|_| !ends.is_clean);
+        let kept = kept_last.map(|last| last.buffer);
         let sizes = RecordSizes::new(disk.ring, disk.unit, kept.or(options.record_bytes));
         let space = LogSpace::new(disk.ring, sizes.capacity(), stop, (ends.tail, ends.head));
         let active = ActiveItems::new(ends.head);
@@ -179,6 +182,7 @@ impl XfsLog {
         if let Some(last) = &ends.last {
             disk.stamp(last, ends.tail, ends.head)?;
         }
+        let last_replayed = kept_last.map_or(Lsn(0), |last| last.lsn);
         let usual = (sizes.ring / 8).min(MOST_CONTEXT);
         let shared = Arc::new(LogShared {
             space,
@@ -192,6 +196,7 @@ impl XfsLog {
             home: Mutex::default(),
             begun: AtomicU64::new(0),
             began: ChangeSignal::default(),
+            last_with_items: AtomicU64::new(last_replayed.0),
             durable: parking_lot::Mutex::default(),
             completed: Condvar::new(),
             throttle: ChangeSignal::default(),
@@ -304,7 +309,7 @@ impl XfsLog {
         self.shared.push_tail()
     }
 
-    /// The same, and leaves a recovery nothing to do but one checkpoint without items.
+    /// The same, and leaves a recovery nothing to do but checkpoints without items.
     ///
     /// # Errors
     /// As [`force`](Self::force).

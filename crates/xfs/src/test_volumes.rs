@@ -35,6 +35,5 @@ pub(crate) fn engine_with(
     let ring = LogDisk::new(&device, &superblock).unwrap();
     let log = XfsLog::start(ring, &found.ends, &[], &stop, options).unwrap();
     let buffers = Arc::new(XfsBuffers::new(device, superblock.geometry.clone(), 4 << 20));
-    let counts = group::volume_counts(&buffers).unwrap();
-    XfsTransactions::new(buffers, log, &superblock, counts, &stop)
+    group::begin_transactions(buffers, log, &superblock, &stop).unwrap()
 }

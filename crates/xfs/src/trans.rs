@@ -41,12 +41,14 @@ mod transaction;
 mod tests;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use offshoot_kit::counter::WriteStop;
 use offshoot_vfs::{Error, Result, Structure};
+use offshoot_xfs_format::features::XfsVersionBits;
 use offshoot_xfs_format::inode::XfsInodeCore;
 use offshoot_xfs_format::superblock::{XfsSuperblock, XfsSuperblockFields};
-use offshoot_xfs_format::{BasicBlock, Ino, XfsGeometry};
+use offshoot_xfs_format::{BasicBlock, Ino, U16, XfsGeometry};
 use zerocopy::IntoBytes;
 
 pub(crate) use busy::AgExtent;
@@ -58,7 +60,6 @@ pub(crate) use levels::MostTreeLevels;
 pub(crate) use log_sizes::{DIRECTORY_BLOCKS, HASH_BLOCKS, ReservationSizes};
 pub(crate) use reservation::{LogReservations, QUOTAS, XfsLogReservation, XfsTransactionKind};
 pub(crate) use runs::BufferRuns;
-pub(crate) use shared::InodeClusters;
 use shared::{EmptiedTables, TransactionShared};
 pub(crate) use transaction::XfsTransaction;
 
@@ -78,19 +79,21 @@ pub(crate) struct XfsTransactions {
     busy: BusyExtents,
     /// The fields of the superblock, which change only when it is written.
     superblock: XfsSuperblockFields,
+    /// Whether the superblock says that the volume has attributes.
+    has_attributes: AtomicBool,
 }
 
 impl XfsTransactions {
     /// Transactions on the volume in `buffers`, whose log is `log`. `counts` are the sums of the
-    /// counters of its groups.
+    /// counters of its groups, and the blocks that these hold back.
     pub(crate) fn new(
         buffers: Arc<XfsBuffers>,
         log: XfsLog,
         superblock: &XfsSuperblock,
-        counts: VolumeCounts,
+        counts: (VolumeCounts, u64),
         stop: &Arc<WriteStop>,
     ) -> Self {
-        let shared = TransactionShared::new(buffers, InodeClusters::of(superblock));
+        let shared = TransactionShared::new(buffers);
         Self {
             _tables: EmptiedTables(shared.clone()),
             shared,
@@ -100,6 +103,9 @@ impl XfsTransactions {
             counters: VolumeCounters::new(counts, stop),
             busy: BusyExtents::default(),
             superblock: superblock.fields,
+            has_attributes: AtomicBool::new(
+                superblock.fields.version_bits().contains(XfsVersionBits::ATTR),
+            ),
         }
     }
 
@@ -112,6 +118,20 @@ impl XfsTransactions {
         &self.superblock
     }
 
+    fn superblock_run(&self) -> DiskRun {
+        DiskRun { at: BasicBlock(0), bytes: self.geometry().sector_size() }
+    }
+
+    /// Whether the superblock says that the volume has attributes.
+    fn has_attributes(&self) -> bool {
+        self.has_attributes.load(Ordering::Relaxed)
+    }
+
+    /// The version of the superblock, with the bit that says so.
+    fn version_with_attributes(&self) -> U16 {
+        (self.superblock.versionnum.get() | XfsVersionBits::ATTR.bits()).into()
+    }
+
     /// The most levels that each tree can get.
     pub(crate) fn most_levels(&self) -> &MostTreeLevels {
         &self.most_levels
@@ -119,10 +139,6 @@ impl XfsTransactions {
 
     pub(crate) fn buffers(&self) -> &Arc<XfsBuffers> {
         &self.shared.buffers
-    }
-
-    pub(crate) fn clusters(&self) -> InodeClusters {
-        self.shared.clusters
     }
 
     pub(crate) fn log(&self) -> &XfsLog {
@@ -181,7 +197,7 @@ impl XfsTransactions {
             let problem = format!("inode {ino} is not in the volume");
             return Err(Error::corrupt(Structure::InodeCore, problem));
         };
-        let cluster = self.shared.clusters.run(geometry, ag, block);
+        let cluster = DiskRun::cluster(geometry, ag, block);
         let offset = usize::try_from(at - cluster.at.bytes()).unwrap_or(usize::MAX);
         Ok(InodePlace { ino, cluster, offset })
     }
@@ -207,7 +223,11 @@ impl XfsTransactions {
     /// Writes the counters to the superblock. Nothing may change them meanwhile.
     pub(crate) fn write_counters(&self) -> Result<()> {
         let counts = self.counters.counts();
+        let has_attributes = self.has_attributes();
+        let version = self.superblock.versionnum;
+        let versionnum = if has_attributes { self.version_with_attributes() } else { version };
         let fields = XfsSuperblockFields {
+            versionnum,
             icount: counts.inodes.into(),
             ifree: counts.free_inodes.into(),
             fdblocks: counts.free_blocks.into(),
@@ -215,7 +235,7 @@ impl XfsTransactions {
             ..self.superblock
         };
         let mut transaction = self.begin(XfsTransactionKind::Superblock, 0)?;
-        let run = DiskRun { at: BasicBlock(0), bytes: self.geometry().sector_size() };
+        let run = self.superblock_run();
         transaction.read(run, BufferRole::Superblock)?;
         transaction
             .change(run.at, 0..size_of::<XfsSuperblockFields>())?

@@ -1,5 +1,5 @@
-//! Opening the devices of a volume. The format of the first one decides whether the volume is opened
-//! at all, before anything of it is read.
+//! Opening the devices of a volume. The format of the first one decides whether the volume is
+//! opened at all, before anything of it is read.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use offshoot_device::{BlockDevice, VolumeFormat};
 use offshoot_vfs::{Code, Error};
 
-use super::{Access, Opening, THIS_VERB, only_in_btrfs};
+use super::{Access, Opening, THIS_VERB};
 use crate::args::OpenArguments;
 use crate::disk::{MemberDisk, refuse_shared};
 use crate::exit::{Result, VerbFailure};
@@ -48,6 +48,15 @@ impl OpenDevices {
         }
         Ok(Self { format, devices, layers })
     }
+}
+
+/// The error about `what`, which only volumes of btrfs have.
+pub(crate) fn only_in_btrfs(what: &str) -> Error {
+    let what = format!(
+        "{what} on an XFS volume: that is for btrfs alone, and XFS is read with info, ls, find, \
+         cat, extract, cp and mount -o ro"
+    );
+    Error::unsupported(Code::NotInFormat, what)
 }
 
 /// Why an XFS volume is not opened in this way.

@@ -11,7 +11,7 @@ use crate::{DIRECTORIES, SHAPES, compare, contents, kinds, names};
 
 #[test]
 fn directories_of_mkfs_are_read_in_all_forms() {
-    if !volume::has_tools() {
+    if !volume::has_judges() {
         return;
     }
     let contents = contents();
@@ -38,7 +38,7 @@ fn directories_of_mkfs_are_read_in_all_forms() {
 
 #[test]
 fn a_tree_of_two_levels_and_an_index_of_two_blocks_are_read() {
-    if !volume::has_tools() {
+    if !volume::has_judges() {
         return;
     }
     let names = names(265_000, 16);
@@ -57,12 +57,12 @@ fn a_tree_of_two_levels_and_an_index_of_two_blocks_are_read() {
 
 #[test]
 fn directories_that_the_kernel_thinned_out_are_read() {
-    if !volume::has_tools() {
+    if !volume::has_judges() {
         return;
     }
     let volume = MadeVolume::make(SHAPES[1], &contents());
     let gone = |i: usize| !i.is_multiple_of(5);
-    let changed = volume.mounted(|point| {
+    volume.mounted(|point| {
         for &(name, count, len) in &DIRECTORIES[2..] {
             for (i, entry) in names(count, len).iter().enumerate() {
                 if gone(i) {
@@ -71,9 +71,6 @@ fn directories_that_the_kernel_thinned_out_are_read() {
             }
         }
     });
-    if !changed {
-        return;
-    }
     let mut stale = 0;
     for &(name, count, len) in &DIRECTORIES[2..] {
         let file = volume.file(&format!("/{name}"));

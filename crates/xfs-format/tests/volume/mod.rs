@@ -4,20 +4,19 @@
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 
-use offshoot_machine::run::try_run;
-use offshoot_machine::{may_mount, skip};
+use offshoot_testkit::xfs::disk::XfsDisk;
+use offshoot_testkit::xfs::judges;
 use offshoot_xfs_format::da::{DaEdit, DaExpected, DaKind};
 use offshoot_xfs_format::geometry::XfsLayout;
 use offshoot_xfs_format::superblock::XfsSuperblock;
 use offshoot_xfs_format::{FileBlock, FsBlock, Ino, XfsGeometry};
 use uuid::Uuid;
 
-/// A volume in a file, which is removed with the value.
+/// A volume, and its sizes.
 pub struct MadeVolume {
-    folder: PathBuf,
+    pub disk: XfsDisk,
     pub geometry: XfsGeometry,
 }
 
@@ -33,39 +32,9 @@ pub struct FileBytes {
     pub attr_blocks: Vec<(FileBlock, FsBlock)>,
 }
 
-fn run(command: &mut Command) -> String {
-    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.success(), "{command:?}: {said}");
-    String::from_utf8_lossy(&output.stdout).into_owned()
-}
-
-/// Unmounts what is mounted over `dir`, again while it is busy: a process that another test starts
-/// inherits our open files for a moment.
-pub fn unmount(dir: &Path) -> Result<String, String> {
-    for _ in 0..100 {
-        match try_run("umount", &[dir]) {
-            Err(problem) if problem.contains("busy") => {
-                std::thread::sleep(std::time::Duration::from_millis(100));
-            }
-            ended => return ended,
-        }
-    }
-    try_run("umount", &[dir])
-}
-
-/// Whether the kernel may judge here. If not, the test is skipped; if so, a missing tool fails it.
-pub fn has_kernel() -> bool {
-    may_mount().inspect_err(|reason| skip(reason)).is_ok()
-}
-
-/// Whether the tools may judge here. Where the kernel may, they have to be there.
-pub fn has_tools() -> bool {
-    let missing = try_run("mkfs.xfs", &["-V"]).err();
-    if let (Some(reason), Ok(())) = (&missing, may_mount()) {
-        panic!("{reason}: install the Debian package `xfsprogs`");
-    }
-    missing.inspect(|reason| skip(reason)).is_none()
+/// Whether the judges are here. If not, the test is skipped, or fails where they could be.
+pub fn has_judges() -> bool {
+    judges::require().is_some()
 }
 
 /// The superblock of an image.
@@ -76,71 +45,37 @@ pub fn superblock(image: &Path) -> XfsSuperblock {
 }
 
 impl MadeVolume {
-    /// Makes a volume with these options and contents: a "protofile" of mkfs.
+    /// Makes a volume with these options and contents: a "protofile" of mkfs. The caller has asked
+    /// whether the judges are here.
     pub fn make(options: &[&str], contents: &str) -> Self {
-        use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let name = format!("xfs-format-{}-{}", std::process::id(), NEXT.fetch_add(1, Relaxed));
-        let folder = std::env::temp_dir().join(name);
-        fs::create_dir(&folder).unwrap();
-        let mut volume = Self { folder, geometry: numbers_only(9, 0, XfsLayout::empty()) };
-        let image = volume.image();
-        File::create(&image).unwrap().set_len(640 << 20).unwrap();
-        let proto = volume.folder.join("contents");
+        let disk = XfsDisk::create(&judges::require().expect("the judges"), 640);
+        let proto = disk.image().with_extension("contents");
         fs::write(&proto, format!("/dev/null\n0 0\nd--755 0 0\n{contents}$\n")).unwrap();
-        run(Command::new("mkfs.xfs").arg("-q").args(options).arg("-p").arg(&proto).arg(&image));
-        volume.geometry = superblock(&image).geometry;
-        volume
+        disk.mkfs(&format!("{} -p {}", options.join(" "), proto.display()));
+        let geometry = superblock(disk.image()).geometry;
+        Self { disk, geometry }
     }
 
-    pub fn image(&self) -> PathBuf {
-        self.folder.join("image")
-    }
-
-    /// Mounts the volume, and lets `change` work in it. `false` when this process may not.
-    pub fn mounted(&self, change: impl FnOnce(&Path)) -> bool {
-        if !has_kernel() {
-            return false;
-        }
-        let point = self.folder.join("point");
-        fs::create_dir_all(&point).unwrap();
-        let mut mount = Command::new("mount");
-        mount.args(["-o", "loop"]).arg(self.image()).arg(&point);
-        run(&mut mount);
-        let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| change(&point)));
-        unmount(&point).expect("the end of a mount");
-        caught.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        true
-    }
-
-    pub fn xfs_db(&self, commands: &[&str]) -> String {
-        let mut db = Command::new("xfs_db");
-        db.arg("-r");
-        for command in commands {
-            db.args(["-c", command]);
-        }
-        run(db.arg(self.image()))
+    /// Mounts the volume, and lets `change` work in it.
+    pub fn mounted(&self, change: impl FnOnce(&Path)) {
+        change(self.disk.mount("", &[]).path());
     }
 
     pub fn read(&self, at: u64, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
-        File::open(self.image()).unwrap().read_exact_at(&mut bytes, at).unwrap();
+        File::open(self.disk.image()).unwrap().read_exact_at(&mut bytes, at).unwrap();
         bytes
     }
 
     pub fn write(&self, at: u64, bytes: &[u8]) {
-        File::options().write(true).open(self.image()).unwrap().write_all_at(bytes, at).unwrap();
-    }
-
-    /// Whether `xfs_repair` finds nothing to repair.
-    pub fn assert_clean(&self) {
-        run(Command::new("xfs_repair").args(["-n", "-f"]).arg(self.image()));
+        let image = File::options().write(true).open(self.disk.image());
+        image.unwrap().write_all_at(bytes, at).unwrap();
     }
 
     /// The file with a path.
     pub fn file(&self, path: &str) -> FileBytes {
         let path = format!("path {path}");
-        let said = self.xfs_db(&[&path, "stack", "bmap -d", "bmap -a"]);
+        let said = self.disk.xfs_db(&[&path, "stack", "bmap -d", "bmap -a"]);
         let number = said.split("inode ").nth(1).unwrap().split(',').next().unwrap();
         let ino = Ino(number.parse().unwrap());
         let at = self.geometry.inode_offset(ino).unwrap();
@@ -211,14 +146,6 @@ impl MadeVolume {
     }
 }
 
-impl Drop for MadeVolume {
-    fn drop(&mut self) {
-        if let Err(error) = fs::remove_dir_all(&self.folder) {
-            eprintln!("{}: {error}", self.folder.display());
-        }
-    }
-}
-
 /// A volume that is only numbers.
 pub fn numbers_only(block_log: u8, dir_block_log: u8, layout: XfsLayout) -> XfsGeometry {
     XfsGeometry {
@@ -226,6 +153,7 @@ pub fn numbers_only(block_log: u8, dir_block_log: u8, layout: XfsLayout) -> XfsG
         block_log,
         sector_log: 9,
         inode_log: 9,
+        cluster_blocks: XfsGeometry::cluster_blocks(9, block_log, 0),
         dir_block_log,
         ag_block_log: 16,
         ag_blocks: 1 << 16,

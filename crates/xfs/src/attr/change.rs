@@ -157,6 +157,12 @@ impl XattrChange {
         Self { generation, ..Self::new(ino, op, (old, new)) }
     }
 
+    /// The change that removes what the steps of this one have made, which cannot go on: incomplete
+    /// entries, as when the new value is there.
+    pub(crate) fn undoing(self) -> Self {
+        Self { blocks: None, is_written: true, ..self }
+    }
+
     fn new(
         ino: Ino,
         op: XfsAttributeOp,
@@ -230,7 +236,13 @@ impl XattrChange {
 
     /// Makes the next step in a transaction, which locks the inode. The step is done when the
     /// change is.
+    /// A step that fails leaves the change as it was, so that it can be made again.
     pub(crate) fn step(&mut self, t: &mut XfsTransaction<'_>) -> Result<ForkStep> {
+        let progress = (self.blocks, self.is_written);
+        self.try_step(t).inspect_err(|_| (self.blocks, self.is_written) = progress)
+    }
+
+    fn try_step(&mut self, t: &mut XfsTransaction<'_>) -> Result<ForkStep> {
         [&self.old, &self.new].into_iter().flatten().try_for_each(OwnedXattr::check)?;
         let mut fork = ChangedXattrs::new(t, self.ino);
         if self.is_of_parents() && !fork.geometry().layout.contains(XfsLayout::PARENTS) {

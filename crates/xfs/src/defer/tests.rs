@@ -1,10 +1,12 @@
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
+use std::thread;
+use std::time::Duration;
 
 use offshoot_testkit::random::seed_of_run;
-use offshoot_xfs_format::AgNumber;
+use offshoot_xfs_format::{AgBlock, AgNumber};
 
 use super::work::{DeferredKind, FreedBlocks};
-use super::{DeferredChain, DeferredWork, IntentIds, LoggedIntent, MOST_FREED};
+use super::{DeferredChain, DeferredWork, IntentIds, LoggedIntent, MOST_FREED, again_while_locked};
 use crate::group::{self, ExtentWish, FreedFrom};
 use crate::inode::change::tests::{UnnamedChurn, assert_closes_clean, volume};
 use crate::log::LoggedItem;
@@ -100,4 +102,62 @@ fn intents_that_wait_long_are_logged_again() {
         churn.free(0);
     }
     assert_closes_clean(&disk, engine, &[]);
+}
+
+/// Only group 0 has so many blocks in a row, and another transaction has it for a while. The step
+/// has a block of group 1, so it must not wait.
+#[test]
+fn a_step_that_meets_a_locked_group_begins_again() {
+    let Some((disk, engine)) = volume(1 << 10, "") else { return };
+    let mut t = engine.begin(Kind::Write, 64).unwrap();
+    let middle = ExtentWish { near: Some(AgBlock(30_000)), ..ExtentWish::blocks(1) };
+    let mut take = |ag| (ag, group::allocate(&mut t, ag, &middle).unwrap().unwrap());
+    let mut taken = [1, 3].map(AgNumber).map(&mut take).to_vec();
+    t.commit().unwrap();
+    let is_held = Barrier::new(2);
+    let mut tries = 0;
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut t = engine.begin(Kind::Write, 64).unwrap();
+            group::allocate(&mut t, AgNumber(0), &ExtentWish::blocks(1)).unwrap().unwrap();
+            is_held.wait();
+            thread::sleep(Duration::from_millis(100));
+        });
+        is_held.wait();
+        let mut t = engine.begin(Kind::Write, 64).unwrap();
+        let both = again_while_locked(&mut t, &[], |t| {
+            tries += 1;
+            let one = group::allocate(t, AgNumber(1), &ExtentWish::blocks(1))?.unwrap();
+            let near = Some((AgNumber(1), one.start));
+            let many = group::allocate_anywhere(t, near, &ExtentWish::blocks(55_000))?.unwrap();
+            assert_eq!(many.0, AgNumber(0));
+            Ok([(AgNumber(1), one), many])
+        });
+        taken.extend(both.unwrap());
+        t.commit().unwrap();
+    });
+    assert!(tries > 1);
+    let mut t = begin(&engine).unwrap();
+    for (ag, extent) in taken {
+        group::free_extent(&mut t, ag, extent, FreedFrom::Nobody).unwrap();
+    }
+    t.commit().unwrap();
+    assert_closes_clean(&disk, engine, &[]);
+}
+
+/// What a step has taken is not free any more, and leaves the promise: it counts once.
+#[test]
+fn what_a_chain_has_taken_is_promised_no_longer() {
+    let Some((_disk, engine)) = volume(1 << 10, "-m rmapbt=0") else { return };
+    let free = engine.counters().counts().free_blocks - engine.counters().held_back();
+    let mut t = engine.begin(Kind::Write, 40_000).unwrap();
+    let most = |blocks| engine.begin(Kind::Write, blocks).map(drop);
+    most(free - 40_000).unwrap();
+    most(free - 39_999).unwrap_err();
+    group::allocate(&mut t, AgNumber(0), &ExtentWish::blocks(30_000)).unwrap().unwrap();
+    t.roll(&[]).unwrap();
+    most(free - 40_000).unwrap();
+    most(free - 39_999).unwrap_err();
+    drop(t);
+    most(free - 30_000).unwrap();
 }

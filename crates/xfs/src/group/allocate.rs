@@ -2,6 +2,7 @@
 
 use offshoot_vfs::Result;
 use offshoot_xfs_format::btree::{XfsSearchKey, XfsTree};
+use offshoot_xfs_format::group::Agf;
 use offshoot_xfs_format::record::XfsFreeExtent;
 use offshoot_xfs_format::{AgBlock, AgNumber};
 
@@ -27,6 +28,8 @@ pub(crate) struct ExtentWish {
     pub(crate) most: u32,
     /// The first block is a multiple of this.
     pub(crate) alignment: u32,
+    /// The first block that it may have, and the first that it may not have any more.
+    pub(crate) bounds: (u32, u32),
     /// What the reverse map says about it; nothing when a later step says it.
     pub(crate) owner: Option<ReverseOwner>,
     /// Whether blocks will do whose freeing is not durable: never for the data of files.
@@ -58,6 +61,7 @@ impl ExtentWish {
             least: count,
             most: count,
             alignment: 1,
+            bounds: (0, u32::MAX),
             owner: None,
             may_be_busy: false,
             left: 0,
@@ -68,7 +72,8 @@ impl ExtentWish {
     /// The part of `piece` that the caller wants, if it is large enough.
     fn of(&self, piece: AgExtent) -> Option<AgExtent> {
         let alignment = self.alignment.max(1);
-        let end = piece.end();
+        let (start, end) = (piece.start.0.max(self.bounds.0), piece.end().min(self.bounds.1));
+        let piece = AgExtent::new(start, end.checked_sub(start)?);
         let near = self.near.map_or(piece.start.0, |near| near.0);
         let fitting = |start: u32| {
             let start = start.checked_next_multiple_of(alignment)?;
@@ -135,7 +140,9 @@ fn without(free: AgExtent, busy: &[AgExtent]) -> Vec<AgExtent> {
     parts
 }
 
-/// Allocates an extent; `None` when the group has none that suits. Locks the AGF.
+/// Allocates an extent; `None` when the group has none that suits. Nothing of the group is changed
+/// then, so that the transaction can release it, unless the free list took the last piece that
+/// suited. Locks the AGF.
 pub(crate) fn allocate(
     t: &mut XfsTransaction<'_>,
     ag: AgNumber,
@@ -150,12 +157,11 @@ pub(crate) fn allocate(
         return Ok(None);
     }
     let wish = &ExtentWish { most: wish.most.min(room), ..*wish };
-    free_list::prepare(t, ag)?;
-    let mut found = take_free(t, ag, wish)?;
+    let mut found = prepare_and_take(t, ag, wish)?;
     if found.is_none() && !t.busy(ag).is_empty() {
         // What others have freed becomes usable once the log is on the device.
         t.engine().log().force_all()?;
-        found = take_free(t, ag, wish)?;
+        found = prepare_and_take(t, ag, wish)?;
     }
     let Some(extent) = found else { return Ok(None) };
     if let Some(owner) = &wish.owner {
@@ -171,12 +177,47 @@ pub(crate) fn has_room(t: &mut XfsTransaction<'_>, ag: AgNumber, blocks: u64) ->
     Ok(room(t, ag, &ExtentWish::blocks(1))? >= blocks)
 }
 
+/// Takes an extent, and prepares the free list for that if one is there.
+fn prepare_and_take(
+    t: &mut XfsTransaction<'_>,
+    ag: AgNumber,
+    wish: &ExtentWish,
+) -> Result<Option<AgExtent>> {
+    let agf = agf(t, ag)?;
+    if agf.flcount.get() != free_list::needed(t, &agf) {
+        if !has_piece(t, ag, wish)? {
+            return Ok(None);
+        }
+        free_list::prepare(t, ag)?;
+    }
+    take_free(t, ag, wish)
+}
+
+/// Whether a free extent suits a wish, also when the free list is filled from the same extent
+/// first. A group of 10,000 free blocks in pieces of 4 has none for a chunk of inodes, of 8 blocks.
+fn has_piece(t: &mut XfsTransaction<'_>, ag: AgNumber, wish: &ExtentWish) -> Result<bool> {
+    let agf = agf(t, ag)?;
+    if agf.longest.get() < wish.least {
+        return Ok(false);
+    }
+    // Of a single block another piece may be left.
+    let to_fill = if wish.least <= 1 { 0 } else { to_fill(t, &agf) };
+    let least = wish.least.saturating_add(to_fill);
+    let wish = ExtentWish { least, most: wish.most.max(least), ..*wish };
+    let busy = if wish.may_be_busy { Vec::new() } else { t.busy(ag) };
+    Ok(find(t, ag, &wish, &busy)?.is_some())
+}
+
+/// The blocks that the free list needs before a change of the trees.
+fn to_fill(t: &XfsTransaction<'_>, agf: &Agf) -> u32 {
+    free_list::needed(t, agf).saturating_sub(agf.flcount.get())
+}
+
 /// The blocks that an allocation may take from a group: the free ones, less what the free list
 /// needs, what the trees of the group may need, and what is to be left.
 fn room(t: &mut XfsTransaction<'_>, ag: AgNumber, wish: &ExtentWish) -> Result<u64> {
     let agf = agf(t, ag)?;
-    let needed = free_list::needed(t, &agf);
-    let to_fill = needed.saturating_sub(agf.flcount.get());
+    let to_fill = to_fill(t, &agf);
     let kept = held_back::kept(t, &agf, ag, wish.kept)?;
     let free = u64::from(agf.freeblks.get());
     Ok(free.saturating_sub(u64::from(to_fill) + kept + wish.left))

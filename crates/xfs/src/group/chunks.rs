@@ -8,6 +8,7 @@ use offshoot_xfs_format::geometry::XfsLayout;
 use offshoot_xfs_format::inode::XfsInodeCore;
 use offshoot_xfs_format::log::items::XfsIcreateItem;
 use offshoot_xfs_format::record::{CHUNK_INODES, XfsInodeChunk, XfsOwner};
+use offshoot_xfs_format::superblock::XfsSuperblockFields;
 use offshoot_xfs_format::{AgBlock, AgIno, AgNumber, Ino, XfsGeometry};
 
 use super::allocate::{ExtentWish, allocate};
@@ -22,17 +23,21 @@ use crate::trans::{AgExtent, CountChanges, XfsTransaction};
 const INODES_PER_HOLE_BIT: u32 = 4;
 
 /// Makes a chunk of inodes in a group, of which some are not there if free space has no whole one.
-/// Returns false when the group has no room for a cluster either. Locks the AGI and the AGF.
+/// Returns false when the group has no room for a cluster either, or when the volume has as many
+/// inodes as it may have; the group is unchanged then. Locks the AGI and the AGF.
 pub(crate) fn make_chunk(
     t: &mut XfsTransaction<'_>,
     ag: AgNumber,
     generation: u32,
 ) -> Result<bool> {
-    let header = agi(t, ag)?;
     let geometry = t.geometry();
     let per_block = geometry.inodes_per_block_log();
     let blocks = (CHUNK_INODES >> per_block).max(1);
     let fields = t.engine().superblock();
+    if t.inodes_with(blocks << per_block) > most_inodes(fields, geometry, blocks) {
+        return Ok(false);
+    }
+    let header = agi(t, ag)?;
     let (alignment, part) = (fields.inoalignmt.get(), fields.spino_align.get());
     let near = AgIno(header.newino.get());
     let near = (near != AgIno::NULL).then(|| AgBlock(near.0 >> per_block));
@@ -49,14 +54,28 @@ pub(crate) fn make_chunk(
     if !may_be_sparse || part >= blocks {
         return Ok(false);
     }
-    // The chunk that the part belongs to must lie in the group as a whole.
-    let Some(extent) = allocate(t, ag, &wish(part, part))? else { return Ok(false) };
+    // The chunk that the part belongs to lies in the group as a whole: in one of 1004 blocks, whose
+    // chunks have 8, no part is in the last 4.
+    let end = geometry.ag_len(ag) / blocks * blocks;
+    let bounds = (geometry.header_blocks().next_multiple_of(blocks), end);
+    let wish = ExtentWish { bounds, ..wish(part, part) };
+    let Some(extent) = allocate(t, ag, &wish)? else { return Ok(false) };
     let first = extent.start.0 / blocks * blocks;
-    if !geometry.is_usable_run(ag, AgBlock(first), blocks) {
-        free_extent(t, ag, extent, FreedFrom::Owner(ReverseOwner::special(XfsOwner::Inodes)))?;
-        return Ok(false);
-    }
     add_chunks(t, ag, extent, AgIno(first << per_block), generation).map(|()| true)
+}
+
+/// The most inodes of a volume: `imax_pct` percent of its blocks, in whole chunks of this many
+/// blocks. 0 is no limit. 25 % of 262,144 blocks are 8,192 chunks of 8 blocks: 524,288 inodes.
+fn most_inodes(fields: &XfsSuperblockFields, geometry: &XfsGeometry, blocks: u32) -> u64 {
+    if fields.imax_pct == 0 {
+        return u64::MAX;
+    }
+    // Hundredths first: the product may be above 64 bits.
+    let (whole, rest) = (geometry.blocks / 100, geometry.blocks % 100);
+    let percent = u64::from(fields.imax_pct);
+    let most = whole.saturating_mul(percent).saturating_add(rest * percent / 100);
+    let chunks = most / u64::from(blocks);
+    chunks.saturating_mul(u64::from(blocks) << geometry.inodes_per_block_log())
 }
 
 /// Makes the inodes of an extent: all those of the chunk that begins with `start`, or a part. A
@@ -120,7 +139,7 @@ fn write_inodes(
     extent: AgExtent,
     generation: u32,
 ) -> Result<()> {
-    let (geometry, clusters) = (t.geometry(), t.engine().clusters());
+    let geometry = t.geometry();
     let size = geometry.inode_size();
     let mut all = Vec::new();
     for run in cluster_runs(t, ag, extent) {
@@ -133,7 +152,7 @@ fn write_inodes(
         }
         all.push((run, bytes.into_boxed_slice()));
     }
-    if !extent.count.is_multiple_of(clusters.blocks) {
+    if !extent.count.is_multiple_of(geometry.cluster_blocks) {
         return Err(contradiction(ag, AgIno(extent.start.0), "it is no multiple of a cluster"));
     }
     let item = XfsIcreateItem {
@@ -149,9 +168,9 @@ fn write_inodes(
 
 /// The clusters of an extent of inodes.
 fn cluster_runs(t: &XfsTransaction<'_>, ag: AgNumber, extent: AgExtent) -> Vec<DiskRun> {
-    let (geometry, clusters) = (t.geometry(), t.engine().clusters());
-    let starts = (extent.start.0..extent.end()).step_by(clusters.blocks.max(1) as usize);
-    starts.map(|block| clusters.run(geometry, ag, AgBlock(block))).collect()
+    let geometry = t.geometry();
+    let starts = (extent.start.0..extent.end()).step_by(geometry.cluster_blocks.max(1) as usize);
+    starts.map(|block| DiskRun::cluster(geometry, ag, AgBlock(block))).collect()
 }
 
 /// Stores the record of a chunk in both trees of inodes; that of free inodes has only chunks with

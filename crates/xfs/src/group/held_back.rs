@@ -5,17 +5,18 @@
 //! In a new group of 65,536 blocks of 4 KiB these are 67, 394 and 800 blocks: 1,261, of which 3 are
 //! used (`xfs_db -c agresv`).
 
-use offshoot_vfs::Result;
-use offshoot_xfs_format::btree::XfsTree;
+use offshoot_vfs::{Error, Result, Structure};
+use offshoot_xfs_format::btree::{XfsBtreeBlock, XfsTree};
 use offshoot_xfs_format::features::XfsRoCompat;
 use offshoot_xfs_format::geometry::XfsLayout;
 use offshoot_xfs_format::group::Agf;
 use offshoot_xfs_format::record::CHUNK_INODES;
 use offshoot_xfs_format::superblock::XfsSuperblockFields;
-use offshoot_xfs_format::{AgNumber, XfsGeometry};
+use offshoot_xfs_format::{AgBlock, AgNumber, XfsGeometry};
 
 use super::allocate::KeptBlocks;
 use super::{in_agf, in_agi};
+use crate::btree::XfsTreeRoot;
 use crate::buffer::XfsBuffers;
 use crate::trans::XfsTransaction;
 
@@ -100,10 +101,14 @@ fn of_other_trees(
         let chunks = (blocks << geometry.inodes_per_block_log()) / u64::from(CHUNK_INODES);
         all.reserved += most_blocks(geometry, XfsTree::FreeInodes, chunks);
         let is_counted = fields.ro_compat().contains(XfsRoCompat::INOBTCNT);
-        // Uncounted, at least one block of each level is there.
-        all.used += in_agi(buffers, ag, |agi| {
-            u64::from(if is_counted { agi.fblocks.get() } else { agi.free_level.get() })
-        })?;
+        let agi = in_agi(buffers, ag, |agi| *agi)?;
+        all.used += if is_counted {
+            agi.fblocks.get().into()
+        } else {
+            let (block, levels) = (AgBlock(agi.free_root.get()), agi.free_level.get());
+            let tree = XfsTree::FreeInodes;
+            tree_blocks(buffers, XfsTreeRoot::Group { tree, ag, block, levels })?
+        };
     }
     if geometry.layout.contains(XfsLayout::SHARED_BLOCKS) {
         all.reserved += most_blocks(geometry, XfsTree::ReferenceCounts, blocks);
@@ -141,4 +146,30 @@ fn most_blocks(geometry: &XfsGeometry, tree: XfsTree, records: u64) -> u64 {
         blocks += width;
     }
     blocks
+}
+
+/// The blocks of a tree of a group that no header counts. Its leaves are counted from above, so a
+/// tree of one or two levels costs one read, of a block that is in the cache mostly.
+fn tree_blocks(buffers: &XfsBuffers, root: XfsTreeRoot<'_>) -> Result<u64> {
+    let XfsTreeRoot::Group { ag, block, levels, .. } = root else { return Ok(0) };
+    let geometry = buffers.geometry();
+    let most = u64::from(geometry.ag_len(ag));
+    let mut level = vec![geometry.fs_block(ag, block)];
+    let mut count = 1;
+    for height in (1..levels).rev() {
+        let mut below = Vec::new();
+        for at in level {
+            let buffer = buffers.block(at, root.role(at))?;
+            let block = XfsBtreeBlock::view(buffer.bytes(), geometry, root.tree());
+            count += block.len() as u64;
+            if u32::from(block.header.level) != height || count > most {
+                let problem = format!("tree {:?} of group {ag}: block {at}", root.tree());
+                return Err(Error::corrupt(Structure::BtreeBlock, problem));
+            }
+            let pointers = (0..block.len()).filter_map(|index| block.pointer(index));
+            below.extend(pointers.map(|pointer| root.block_of(geometry, pointer)));
+        }
+        level = below;
+    }
+    Ok(count)
 }

@@ -20,7 +20,7 @@
 //! A checkpoint that fits one record is that record between two barriers.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use offshoot_vfs::Result;
 use offshoot_xfs_format::Lsn;
@@ -141,6 +141,10 @@ impl LogShared {
         }
         count(&self.counters.checkpoints, 1);
         count(&self.counters.empty_checkpoints, u64::from(list.entries.is_empty()));
+        if !list.entries.is_empty() {
+            // Contexts complete in their order.
+            self.last_with_items.store(end.0, Relaxed);
+        }
         *self.durable.lock() = sequence;
         self.completed.notify_all();
         self.tend_tail();

@@ -29,10 +29,10 @@ pub(crate) struct HomeWrites {
 }
 
 impl HomeWrites {
-    /// Whether there are bytes for a place. A cluster of inodes is added for the first of them, and
-    /// has the others too.
-    pub(crate) fn has(&self, place: BasicBlock) -> bool {
-        self.places.contains(&place)
+    /// Whether an item is in the bytes for `place`. A cluster of inodes is added for the first of
+    /// them, and holds the others too: those whose bytes are on their way.
+    pub(crate) fn has_item(&self, place: BasicBlock, is_on_its_way: bool) -> bool {
+        is_on_its_way && self.places.contains(&place)
     }
 
     /// Adds `bytes`, complete with LSN and checksum, which hold all changes of `items`. The caller

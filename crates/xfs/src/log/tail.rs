@@ -4,6 +4,7 @@
 //! they need: it forces pinned items to the log, writes items home, and writes a checkpoint, if
 //! need be without an item, because only a tail that a durable record tells frees blocks.
 
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use offshoot_vfs::{Errno, Error, Result, Structure};
@@ -164,18 +165,37 @@ impl LogShared {
         }
     }
 
-    /// Brings everything home, and tells it in a record: a recovery finds one checkpoint without
-    /// items.
-    pub(super) fn quiesce(&self) -> Result<()> {
+    /// Brings everything home but intents, and tells it in a record.
+    fn settle(&self) -> Result<()> {
         self.push_tail()?;
         self.flush().inspect_err(|error| self.fail(error))?;
         while self.tell_tail()? {}
         Ok(())
     }
 
+    /// The same, and leaves a recovery no item to replay but intents. A record tells the last one
+    /// before it as the tail, so that takes two checkpoints without items:
+    ///
+    /// ```text
+    /// 1:8 items    1:12 empty, tail 1:8    1:14 empty, tail 1:12
+    /// ```
+    pub(super) fn quiesce(&self) -> Result<()> {
+        self.settle()?;
+        while !self.is_quiet() {
+            self.push(PushReason::Tail)?;
+        }
+        Ok(())
+    }
+
+    /// Whether a recovery finds no item, or the tail cannot move.
+    fn is_quiet(&self) -> bool {
+        let (recorded, last) = (self.space.usage().recorded, self.last_with_items.load(Relaxed));
+        recorded == self.active.tail() || recorded > Lsn(last)
+    }
+
     /// Brings everything home, and writes that the log is empty.
     pub(super) fn end(&self) -> Result<()> {
-        self.quiesce()?;
+        self.settle()?;
         let counts = self.active.counts();
         if counts.items > 0 || self.contexts.current().bytes > 0 {
             let what = format!(

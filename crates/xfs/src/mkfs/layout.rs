@@ -269,12 +269,14 @@ fn geometry(options: &XfsMkfsOptions, sector: u32, sizes: &NewXfsSizes) -> Resul
         incompat: incompat.bits().into(),
         ..XfsSuperblockFields::new_zeroed()
     };
-    let block_log = log(options.block_size)?;
+    let (block_log, inode_log) = (log(options.block_size)?, log(options.inode_size)?);
     Ok(XfsGeometry {
         layout: features.layout(),
         block_log,
         sector_log: log(sector)?,
-        inode_log: log(options.inode_size)?,
+        inode_log,
+        // Chunks are aligned to them.
+        cluster_blocks: XfsGeometry::cluster_blocks(inode_log, block_log, u32::MAX),
         dir_block_log: log(options.dir_block_size())? - block_log,
         ag_block_log: log(group.next_power_of_two())?,
         ag_blocks: group,

@@ -95,13 +95,12 @@ fn start(
     let stop = WriteStop::new(None);
     let buffers =
         Arc::new(XfsBuffers::new(device.clone(), superblock.geometry.clone(), CACHE_BYTES));
-    let counts = group::volume_counts(&buffers)?;
     let holders =
         old.iter().map(|old| -> (Arc<dyn LoggedItem>, Lsn) { (old.intent.clone(), old.lsn) });
     let holders: Vec<_> = holders.collect();
     let disk = LogDisk::new(device, superblock)?;
     let log = XfsLog::start(disk, &log.ends, &holders, &stop, &XfsLogOptions::default())?;
-    Ok(XfsTransactions::new(buffers, log, superblock, counts, &stop))
+    group::begin_transactions(buffers, log, superblock, &stop)
 }
 
 /// Fails when the log has no room for what has to be written first: a record that tells that the

@@ -212,9 +212,8 @@ impl LoggedItem for LoggedBuffer {
 
     fn write_home(self: Arc<Self>, home: &mut HomeWrites) -> Result<HomeOutcome> {
         if self.is_inode_cluster() {
-            let is_queued = home.has(self.runs.at()) && self.state.lock().writing.is_some();
             // With an inode of the cluster.
-            if is_queued {
+            if home.has_item(self.runs.at(), self.state.lock().writing.is_some()) {
                 return Ok(HomeOutcome::Queued);
             }
             if let [run] = self.runs[..] {

@@ -47,8 +47,9 @@ struct CountersState {
 }
 
 impl VolumeCounters {
-    pub(crate) fn new(counts: VolumeCounts, stop: &Arc<WriteStop>) -> Self {
-        let state = CountersState { counts, promised: 0, held_back: 0 };
+    /// Counters that begin with these, and with how many free blocks no file gets.
+    pub(crate) fn new((counts, held_back): (VolumeCounts, u64), stop: &Arc<WriteStop>) -> Self {
+        let state = CountersState { counts, promised: 0, held_back };
         Self { state: Mutex::new(state), stop: stop.clone() }
     }
 
@@ -63,7 +64,8 @@ impl VolumeCounters {
         self.state.lock().held_back
     }
 
-    /// Sets how many free blocks no file gets.
+    /// Sets how many free blocks no file gets, in place of what the groups hold back.
+    #[cfg(test)]
     pub(crate) fn hold_back(&self, blocks: u64) {
         self.state.lock().held_back = blocks;
     }
@@ -86,18 +88,26 @@ impl VolumeCounters {
         Ok(())
     }
 
-    /// Ends a promise, whatever of it was used.
+    /// Ends a promise, or what is left of it.
     pub(super) fn release(&self, blocks: u64) {
-        let mut state = self.state.lock();
+        self.lower_promise(&mut self.state.lock(), blocks);
+    }
+
+    fn lower_promise(&self, state: &mut CountersState, blocks: u64) {
         match state.promised.checked_sub(blocks) {
             Some(rest) => state.promised = rest,
             None => self.fail("promised blocks", state.promised, blocks),
         }
     }
 
-    /// Adds what a transaction has changed.
-    pub(super) fn apply(&self, changes: CountChanges) {
+    /// Adds what a transaction has changed, which has the promise `promised`. Blocks that it took
+    /// are not free any more, so they leave the promise: a chain of 10 steps, to which 100 blocks
+    /// were promised, holds 90 when its first step has taken 10.
+    pub(super) fn apply(&self, changes: CountChanges, promised: &mut u64) {
         let mut state = self.state.lock();
+        let taken = changes.free_blocks.min(0).unsigned_abs().min(*promised);
+        *promised -= taken;
+        self.lower_promise(&mut state, taken);
         // A tree may have more blocks than are ever held back for it.
         state.held_back = state.held_back.saturating_add_signed(changes.held_back);
         let counts = &mut state.counts;

@@ -47,7 +47,7 @@ pub(super) struct XfsLoggedInode {
 #[derive(Debug)]
 pub(super) struct InodeState {
     /// The committed inode, as it is stored, but for its LSN and its chain of unlinked inodes.
-    bytes: Vec<u8>,
+    bytes: Arc<[u8]>,
     regions: InodeRegions,
     /// What of it has changed since it was last home.
     fields: Fields,
@@ -65,7 +65,7 @@ pub(super) struct InodeState {
 /// What a commit makes of an inode.
 pub(super) struct InodeChange {
     /// The inode as it is stored, with a right checksum.
-    bytes: Vec<u8>,
+    bytes: Arc<[u8]>,
     fields: Fields,
     regions: InodeRegions,
 }
@@ -95,7 +95,7 @@ impl InodeChange {
         ino: Ino,
     ) -> Result<Self, Malformed> {
         let regions = InodeRegions::of(&bytes, geometry, ino)?;
-        Ok(Self { bytes, fields, regions })
+        Ok(Self { bytes: bytes.into(), fields, regions })
     }
 }
 
@@ -217,7 +217,7 @@ impl InodeState {
 impl XfsLoggedInode {
     pub(super) fn new(place: InodePlace, shared: &Arc<TransactionShared>) -> Self {
         let state = InodeState {
-            bytes: Vec::new(),
+            bytes: Arc::default(),
             regions: InodeRegions::default(),
             fields: Fields::empty(),
             pins: 0,
@@ -253,7 +253,7 @@ impl XfsLoggedInode {
     }
 
     /// The committed bytes; none of an inode that was not committed yet.
-    pub(super) fn bytes(&self) -> Option<Vec<u8>> {
+    pub(super) fn bytes(&self) -> Option<Arc<[u8]>> {
         Some(self.state.lock().bytes.clone()).filter(|bytes| !bytes.is_empty())
     }
 
@@ -299,7 +299,7 @@ impl LoggedItem for XfsLoggedInode {
                 return Ok(HomeOutcome::Pinned);
             }
             // With another inode of the cluster.
-            if state.writing.is_some() && home.has(cluster.at) {
+            if home.has_item(cluster.at, state.writing.is_some()) {
                 return Ok(HomeOutcome::Queued);
             }
             state.is_stale

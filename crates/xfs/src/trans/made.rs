@@ -135,9 +135,8 @@ impl LoggedItem for MadeCluster {
         if self.is_pinned() {
             return Ok(HomeOutcome::Pinned);
         }
-        let is_queued = home.has(self.run.at) && self.state.lock().writing.is_some();
         // With an inode of the cluster.
-        if is_queued {
+        if home.has_item(self.run.at, self.state.lock().writing.is_some()) {
             return Ok(HomeOutcome::Queued);
         }
         if self.shared.is_made(&self) {

@@ -6,8 +6,7 @@ use std::sync::Arc;
 use offshoot_kit::sync::Mutex;
 use offshoot_vfs::Result;
 use offshoot_xfs_format::inode::XfsInode;
-use offshoot_xfs_format::superblock::XfsSuperblock;
-use offshoot_xfs_format::{AgBlock, AgIno, AgNumber, BasicBlock, Ino, XfsGeometry};
+use offshoot_xfs_format::{AgIno, BasicBlock, Ino};
 
 use super::buffer_item::{BufferChange, LoggedBuffer};
 use super::inode_item::{InodeChange, InodePlace, XfsLoggedInode};
@@ -16,36 +15,6 @@ use super::made::MadeCluster;
 use super::runs::BufferRuns;
 use crate::buffer::{BufferRole, DiskRun, XfsBuffer, XfsBuffers, malformed};
 use crate::log::{HomeOutcome, HomeWrites, LoggedItem};
-
-/// The bytes of a cluster of inodes of 256 bytes; others have larger ones.
-const CLUSTER_BYTES: u32 = 8 << 10;
-
-/// Inodes are read, written and cancelled in clusters of these blocks.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct InodeClusters {
-    pub(crate) blocks: u32,
-}
-
-impl InodeClusters {
-    /// Those of a volume. The kernel makes clusters larger with the inodes if chunks are aligned to
-    /// them: 16 KiB with inodes of 512 bytes.
-    pub(crate) fn of(superblock: &XfsSuperblock) -> Self {
-        let geometry = &superblock.geometry;
-        let large = CLUSTER_BYTES << geometry.inode_log.saturating_sub(8);
-        let is_aligned = superblock.fields.inoalignmt.get() >= large >> geometry.block_log;
-        let bytes = if is_aligned { large } else { CLUSTER_BYTES };
-        Self { blocks: (bytes >> geometry.block_log).max(1) }
-    }
-
-    /// The cluster that an inode in `block` belongs to.
-    pub(crate) fn run(self, geometry: &XfsGeometry, ag: AgNumber, block: AgBlock) -> DiskRun {
-        let start = AgBlock(block.0 / self.blocks.max(1) * self.blocks);
-        DiskRun {
-            at: geometry.place(ag, start),
-            bytes: (self.blocks as usize) << geometry.block_log,
-        }
-    }
-}
 
 /// Empties the tables when the volume is not written any more. Each item in them has all of this,
 /// so what never went home would keep the device open.
@@ -65,7 +34,6 @@ impl Drop for EmptiedTables {
 #[derive(Debug)]
 pub(crate) struct TransactionShared {
     pub(super) buffers: Arc<XfsBuffers>,
-    pub(super) clusters: InodeClusters,
     pub(super) buffer_locks: KeyLocks<BasicBlock>,
     pub(super) inode_locks: KeyLocks<Ino>,
     /// The buffers that are not home.
@@ -77,10 +45,9 @@ pub(crate) struct TransactionShared {
 }
 
 impl TransactionShared {
-    pub(super) fn new(buffers: Arc<XfsBuffers>, clusters: InodeClusters) -> Arc<Self> {
+    pub(super) fn new(buffers: Arc<XfsBuffers>) -> Arc<Self> {
         Arc::new(Self {
             buffers,
-            clusters,
             buffer_locks: KeyLocks::new(),
             inode_locks: KeyLocks::new(),
             logged_buffers: Mutex::default(),
@@ -143,6 +110,8 @@ impl TransactionShared {
         let mut table = self.logged_inodes.lock();
         if table.get(&ino).is_some_and(|item| item.is_home()) {
             table.remove(&ino);
+            // Readers find it in its cluster.
+            self.buffers.forget_inode(ino);
         }
     }
 
@@ -171,6 +140,7 @@ impl TransactionShared {
     pub(super) fn free_cluster(&self, run: DiskRun) {
         for inode in self.inodes_in(run) {
             inode.lock().make_stale();
+            self.buffers.forget_inode(inode.place.ino);
         }
         self.made_clusters.lock().remove(&run.at);
     }

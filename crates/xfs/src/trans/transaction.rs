@@ -1,4 +1,6 @@
-//! One transaction: what it holds and changes, and its commit.
+//! One transaction: what it holds and changes.
+
+mod commit;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -9,13 +11,12 @@ use offshoot_xfs_format::inode::INODE_CRC;
 use offshoot_xfs_format::log::items::XfsIcreateItem;
 use offshoot_xfs_format::{AgIno, AgNumber, BasicBlock, Ino, XfsGeometry, csum};
 
-use super::buffer_item::{BufferChange, LoggedBuffer};
 use super::busy::AgExtent;
 use super::chunks::DirtyChunks;
 use super::counters::CountChanges;
 use super::inode::XfsChangedInode;
-use super::inode_item::{NEXT_UNLINKED, XfsLoggedInode};
-use super::made::{MadeChunk, MadeCluster};
+use super::inode_item::NEXT_UNLINKED;
+use super::made::MadeChunk;
 use super::runs::BufferRuns;
 use super::{XfsTransactions, misused};
 use crate::buffer::{BufferRole, DiskRun, XfsBuffer};
@@ -58,15 +59,6 @@ pub(crate) struct XfsTransaction<'e> {
     may_take_held_back: bool,
     /// What it has freed.
     freed: Vec<(AgNumber, AgExtent)>,
-}
-
-/// What a commit has given to the log.
-#[derive(Default)]
-struct CommittedItems {
-    all: Vec<Arc<dyn LoggedItem>>,
-    buffers: Vec<Arc<LoggedBuffer>>,
-    inodes: Vec<Arc<XfsLoggedInode>>,
-    made: Vec<Arc<MadeCluster>>,
 }
 
 impl<'e> XfsTransaction<'e> {
@@ -344,6 +336,12 @@ impl<'e> XfsTransaction<'e> {
         self.counts.held_back += changes.held_back;
     }
 
+    /// The inodes of the volume, those that the transaction has made, and `more`.
+    pub(crate) fn inodes_with(&self, more: u32) -> u64 {
+        let inodes = self.engine.counters.counts().inodes;
+        inodes.saturating_add_signed(self.counts.inodes).saturating_add(more.into())
+    }
+
     /// Says that blocks were freed. No file gets them before that is durable.
     pub(crate) fn add_busy(&mut self, ag: AgNumber, extent: AgExtent) {
         self.freed.push((ag, extent));
@@ -401,86 +399,22 @@ impl<'e> XfsTransaction<'e> {
         self.ticket.roll()
     }
 
-    fn commit_changes(&mut self, kept: &[Ino]) -> Result<Option<LogSequence>> {
-        let mut inodes = Vec::new();
-        for (ino, inode) in &mut self.inodes {
-            if kept.contains(ino) {
-                inode.log_core();
-            }
-            if let Some(change) = inode.change(self.engine.geometry())? {
-                inodes.push((inode.place(), change));
-            }
-        }
-        let shared = &self.engine.shared;
-        let mut items = CommittedItems::default();
-        for (place, change) in inodes {
-            items.inodes.push(shared.commit_inode(place, change));
-        }
-        let published = self.commit_buffers(&mut items);
-        items.all.append(&mut self.others);
-        items.all.extend(items.inodes.iter().map(|item| item.clone() as Arc<dyn LoggedItem>));
-        let sequence = if items.all.is_empty() {
-            None
-        } else {
-            Some(self.engine.log().commit(&mut self.ticket, &items.all))
-        };
-        if !matches!(sequence, Some(Err(_))) {
-            // While no buffer can go home: one that is published behind that stays in memory.
-            for (place, buffer) in published {
-                match buffer {
-                    Some(buffer) => shared.buffers.publish(buffer),
-                    None => shared.buffers.forget(place),
-                }
-            }
-        }
-        items.buffers.iter().for_each(|item| item.committed());
-        items.inodes.iter().for_each(|item| item.committed());
-        items.made.iter().for_each(|item| item.committed());
-        let sequence = sequence.transpose()?;
-        if let Some(sequence) = sequence {
-            self.engine.busy.add(&self.freed, sequence);
-        }
-        self.engine.counters.apply(std::mem::take(&mut self.counts));
-        self.freed.clear();
-        self.unlock_all_but(kept);
-        Ok(sequence)
+    /// The intents and the ends of intents that it has so far.
+    pub(crate) fn item_count(&self) -> usize {
+        self.others.len()
     }
 
-    /// Gives the changed buffers to their items. Returns what readers are to find at their places.
-    fn commit_buffers(
-        &mut self,
-        items: &mut CommittedItems,
-    ) -> Vec<(BasicBlock, Option<Arc<XfsBuffer>>)> {
-        let shared = &self.engine.shared;
-        let mut published = Vec::new();
-        for (place, held) in &mut self.buffers {
-            let content = std::mem::replace(&mut held.content, HeldContent::Cancelled);
-            let (change, buffer) = match content {
-                HeldContent::Committed(_) => continue,
-                HeldContent::Changed { bytes, dirty } => {
-                    let buffer = Arc::new(XfsBuffer::changed(held.role, *place, bytes));
-                    if let (true, [run]) = (held.is_made, &held.runs[..]) {
-                        let made = shared.commit_made(*run);
-                        items.all.push(made.clone());
-                        items.made.push(made);
-                    }
-                    if dirty.is_empty() {
-                        published.push((*place, Some(buffer)));
-                        continue;
-                    }
-                    (BufferChange::Bytes(buffer.clone(), dirty), Some(buffer))
-                }
-                HeldContent::Cancelled => {
-                    held.runs.iter().for_each(|run| shared.free_cluster(*run));
-                    (BufferChange::Cancelled, None)
-                }
-            };
-            let item = shared.commit_buffer(&held.runs, change);
-            items.all.push(item.clone());
-            items.buffers.push(item);
-            published.push((*place, buffer));
+    /// Undoes what was changed since the last commit, but for the first `items` intents and ends of
+    /// intents. The inodes `kept` stay locked.
+    pub(crate) fn undo(&mut self, kept: &[Ino], items: usize) -> Result<()> {
+        self.unlock_all_but(kept);
+        self.others.truncate(items);
+        self.counts = CountChanges::default();
+        self.freed.clear();
+        for (ino, inode) in &mut self.inodes {
+            *inode = self.engine.load_inode(*ino)?;
         }
-        published
+        Ok(())
     }
 
     fn unlock_all_but(&mut self, kept: &[Ino]) {

@@ -83,14 +83,13 @@ impl ChangedXattrs<'_, '_> {
         let (least, most) = self.offsets()?;
         let mut offset = least.max(USUAL_OFFSET.min(most));
         if offset > most {
-            // Extents become a tree when they have too little room. Other contents cannot.
-            let is_list =
-                matches!(self.inode()?.fork(ForkName::Data), Some(ChangedFork::Extents(_)));
-            if !is_list {
-                let what = format!(
-                    "room for attributes in inode {}, whose data fills it",
-                    self.blocks.ino
-                );
+            // Extents become a tree when they have too little room, and the root of a tree moves to
+            // a block. Other contents cannot move from here.
+            let data = self.inode()?.fork(ForkName::Data);
+            let can_move = matches!(data, Some(ChangedFork::Extents(_) | ChangedFork::Btree(_)));
+            if !can_move {
+                let what =
+                    format!("room for attributes in inode {}, whose data fills it", self.blocks.ino);
                 return Err(Error::unsupported(Code::Unsupported, what));
             }
             offset = USUAL_OFFSET.min(most);
@@ -113,6 +112,9 @@ impl ChangedXattrs<'_, '_> {
     /// leaf, from which only what the change removes is missing.
     pub(super) fn change_short(&mut self, change: &XattrChange) -> Result<ShortOutcome> {
         let Some(bytes) = self.short()? else { return Ok(ShortOutcome::InBlocks) };
+        if change.is_written {
+            return Ok(ShortOutcome::Done);
+        }
         let ShortXattrs { mut list } = ShortXattrs::parse(&bytes).map_err(malformed)?;
         let count = list.len();
         let keeps = |gone: &Option<OwnedXattr>| gone.as_ref().is_none_or(|gone| !gone.is_in(&list));

@@ -49,6 +49,17 @@ impl<'a> XfsTreeEdit<'a> {
         Ok(Some(items))
     }
 
+    /// Leaves a root in an inode one child, because the others have no room there any more.
+    pub(crate) fn shrink_root(&mut self) -> Result<()> {
+        let XfsEditRoot::Fork { root, .. } = &self.root else { return Ok(()) };
+        let near = root.children.first().map_or(FsBlock(0), |&(_, at)| at);
+        self.path.clear();
+        self.push_down(near)?;
+        // It goes to the child, not to a record.
+        self.path.clear();
+        Ok(())
+    }
+
     /// Moves all children of a root in an inode to a new block, near to block `near`, which becomes
     /// its only child.
     pub(super) fn push_down(&mut self, near: FsBlock) -> Result<()> {

@@ -156,7 +156,8 @@ pub(crate) fn first_hole(
 }
 
 /// Lets the attribute fork begin at `offset`, in units of 8 bytes behind the core. A list of
-/// extents of the data fork that has no room any more becomes a tree. Locks the AGF for that.
+/// extents of the data fork that has no room any more becomes a tree, and the children of a root
+/// move to a block. Locks the AGF for that.
 pub(crate) fn set_fork_offset(t: &mut XfsTransaction<'_>, ino: Ino, offset: u8) -> Result<()> {
     let geometry = t.geometry();
     let inode = t.inode(ino)?;
@@ -165,6 +166,12 @@ pub(crate) fn set_fork_offset(t: &mut XfsTransaction<'_>, ino: Ino, offset: u8) 
     match inode.fork(ForkName::Data) {
         Some(ChangedFork::Extents(items)) if size_of_val(items.as_slice()) > bytes => {
             edit(t, ino, ForkName::Data, |_| Ok(0)).map(drop)
+        }
+        Some(ChangedFork::Btree(root)) if root.children.len() > XfsForkRoot::capacity(bytes) => {
+            let most = XfsForkRoot::capacity(bytes);
+            let root = XfsEditRoot::Fork { root: root.clone(), owner: ino, room: most };
+            let mut blocks = ForkTree { t, ino, fork: ForkName::Data, freed: Vec::new() };
+            XfsTreeEdit::new(geometry, root, &mut blocks).shrink_root()
         }
         _ => Ok(()),
     }

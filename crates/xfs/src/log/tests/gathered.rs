@@ -169,6 +169,24 @@ fn an_intent_without_an_end_holds_the_tail_and_the_unmount() {
     assert!(volume.ends().is_clean);
 }
 
+/// A checkpoint with one small item is as short as one without any.
+#[test]
+fn a_quiet_log_leaves_a_recovery_no_item() {
+    let volume = TestVolume::new(600, |_| ());
+    let log = volume.start(&XfsLogOptions::default());
+    let intent = TestIntent::new(1);
+    let sequence = commit(&log, std::slice::from_ref(&intent));
+    log.force(sequence).unwrap();
+    log.quiesce().unwrap();
+    commit(&log, &[intent.end()]);
+    log.quiesce().unwrap();
+    let empty = log.statistics().empty_checkpoints;
+    log.quiesce().unwrap();
+    assert_eq!(log.statistics().empty_checkpoints, empty, "it was quiet");
+    assert_eq!(items_in(&volume), [0, 0]);
+    log.unmount().unwrap();
+}
+
 /// xfs.md 5.3: the vectors of a block grow in at most 8 steps, and then commits allocate nothing.
 #[test]
 fn vectors_grow_in_few_steps_and_then_commits_allocate_none() {

@@ -3,16 +3,25 @@
 use std::fs::File;
 
 use offshoot_testkit::random::{Random, seed_of_run};
+use offshoot_testkit::xfs::disk::{RECOVERY, XfsDisk};
+use offshoot_testkit::xfs::judges;
+use offshoot_vfs::Errno;
 use offshoot_xfs_format::attr::XattrFlags;
 use offshoot_xfs_format::hash::name_hash;
+use offshoot_xfs_format::log::items::XfsReverseOp;
+use offshoot_xfs_format::record::XfsExtent;
+use offshoot_xfs_format::{AgNumber, FileBlock, Ino};
 use rustix::fs::{FallocateFlags, fallocate};
 
 use super::super::fork::ChangedXattrs;
 use super::super::tree::ROOT;
 use super::{AttributedVolume, BLOCKS, FILES};
 use crate::attr::change::{OwnedXattr, XattrChange};
+use crate::defer::{IntentIds, change_xattr};
+use crate::group::{self, ExtentWish, FreedFrom, ReverseOwner};
+use crate::inode::change::map_extent;
 use crate::test_volumes::engine;
-use crate::trans::{XfsTransactionKind as Kind, XfsTransactions};
+use crate::trans::{AgExtent, ChangedFork, ForkName, XfsTransactionKind as Kind, XfsTransactions};
 
 fn trusted(name: &[u8], value: &[u8]) -> OwnedXattr {
     OwnedXattr { namespace: XattrFlags::TRUSTED, name: name.to_vec(), value: value.to_vec() }
@@ -129,4 +138,109 @@ fn a_file_that_fills_its_inode_gets_attributes() {
     volume.set(&second, short, b"one more", &[6; 40]);
     volume.assert_cut_recovers(&second);
     volume.assert_unmounts(second);
+}
+
+/// Maps a block at `at` of a file. Returns how many children the root of the tree has then.
+fn map_block(engine: &XfsTransactions, ino: Ino, at: u64) -> usize {
+    let (ag, offset) = (AgNumber(0), FileBlock(at));
+    let mut t = engine.begin(Kind::Write, 64).unwrap();
+    let found = group::allocate(&mut t, ag, &ExtentWish::blocks(1)).unwrap().unwrap();
+    let record = ReverseOwner::file(ino, ForkName::Data, offset, false).over(found);
+    group::change_reverse(&mut t, ag, XfsReverseOp::Map, &record).unwrap();
+    let start = engine.geometry().fs_block(ag, found.start);
+    let extent = XfsExtent { offset, start, count: 1, is_unwritten: false };
+    map_extent(&mut t, ino, ForkName::Data, &extent).unwrap();
+    let children = match t.inode(ino).unwrap().fork(ForkName::Data) {
+        Some(ChangedFork::Btree(root)) => root.children.len(),
+        _ => 0,
+    };
+    t.commit().unwrap();
+    children
+}
+
+/// A file without an attribute fork has a root of a tree that fills its inode: 20 children take 324
+/// of 336 bytes, and beside attributes there is room for 18.
+#[test]
+fn a_file_whose_root_fills_its_inode_gets_attributes() {
+    let Some(mut volume) = AttributedVolume::make("-b size=1024", 1) else { return };
+    let engine = engine(&volume.disk);
+    let (full, ino) = (index("many"), volume.files[index("many")].ino);
+    volume.set(&engine, full, b"name", b"value");
+    volume.remove(&engine, full, b"name");
+    assert_eq!(volume.fork_offset(&engine, full), 0);
+    assert!((0..1200).any(|number| map_block(&engine, ino, number * 2) == 20));
+    volume.set(&engine, full, b"name", &[5; 100]);
+    assert_eq!(volume.fork_offset(&engine, full), 24);
+    volume.assert_cut_recovers(&engine);
+    map_block(&engine, ino, 1 << 20);
+    volume.remove(&engine, full, b"name");
+    volume.set(&engine, full, b"another", &[6; 3000]);
+    volume.assert_unmounts(engine);
+}
+
+/// The volume fills up when some blocks of a value are there.
+#[test]
+fn a_change_that_finds_no_space_in_the_middle_leaves_nothing() {
+    let options = "-b size=1024 -m rmapbt=0";
+    let Some(mut volume) = AttributedVolume::make(options, 1) else { return };
+    let engine = engine(&volume.disk);
+    let plain = index("plain");
+    for old in [None, Some([7; 2000])] {
+        if let Some(old) = old {
+            volume.set(&engine, plain, b"name", &old);
+        }
+        let t = engine.begin(Kind::ChangeAttribute, BLOCKS).unwrap();
+        let (mut filling, mut taken) = (engine.begin(Kind::Write, 0).unwrap(), Vec::new());
+        for ag in (0..engine.geometry().ag_count).map(AgNumber) {
+            let wish = ExtentWish { least: 1, ..ExtentWish::blocks(1 << 20) };
+            while let Some(extent) = group::allocate(&mut filling, ag, &wish).unwrap() {
+                taken.push((ag, extent));
+            }
+        }
+        let (ag, last) = taken.last_mut().unwrap();
+        last.count -= 20;
+        let rest = AgExtent::new(last.end(), 20);
+        group::free_extent(&mut filling, *ag, rest, FreedFrom::Nobody).unwrap();
+        filling.commit().unwrap();
+        let ino = volume.files[plain].ino;
+        let change = XattrChange::set(ino, trusted(b"name", &vec![8; 60_000]));
+        let error = change_xattr(t, &volume.ids, change).unwrap_err();
+        assert_eq!(error.errno(), Errno::NOSPC, "{error}");
+        let mut t = engine.begin_step(Kind::Truncate, 0).unwrap();
+        for (ag, extent) in taken {
+            group::free_extent(&mut t, ag, extent, FreedFrom::Nobody).unwrap();
+        }
+        t.commit().unwrap();
+        volume.assert_cut_recovers(&engine);
+    }
+    volume.assert_unmounts(engine);
+}
+
+/// The kernel sets the bit of attributes in the superblock with the first attribute.
+#[test]
+fn the_superblock_says_that_there_are_attributes() {
+    let Some(judges) = judges::require() else { return };
+    let version = |disk: &XfsDisk| disk.xfs_db(&["version"]);
+    let root = |disk: &XfsDisk| Ino(disk.field(&["sb 0"], "rootino"));
+    let disk = XfsDisk::create(&judges, 512);
+    disk.mkfs("");
+    let theirs = disk.copy();
+    assert!(!version(&disk).contains("ATTR,"), "{}", version(&disk));
+    let engine = engine(&disk);
+    let set = XattrChange::set(root(&disk), trusted(b"name", b"value"));
+    let t = engine.begin(Kind::ChangeAttribute, BLOCKS).unwrap();
+    change_xattr(t, &IntentIds::default(), set).unwrap();
+    engine.log().force_all().unwrap();
+    let cut = disk.copy();
+    drop(cut.mount("nouuid", &[RECOVERY]));
+    engine.unmount().unwrap();
+    let mount = theirs.mount("nouuid", &[]);
+    let flags = rustix::fs::XattrFlags::empty();
+    rustix::fs::setxattr(mount.path(), "trusted.name", b"value", flags).unwrap();
+    drop(mount);
+    for ours in [disk, cut] {
+        assert_eq!(version(&ours), version(&theirs));
+        assert!(version(&ours).contains("ATTR,"), "{}", version(&ours));
+        ours.assert_checks();
+    }
 }

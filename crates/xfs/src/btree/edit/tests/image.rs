@@ -55,6 +55,7 @@ impl TestImage {
             block_log,
             sector_log: 9,
             inode_log: block_log.min(9) - u8::from(block_log == 9),
+            cluster_blocks: 1,
             dir_block_log: 0,
             ag_block_log: 22,
             ag_blocks: AG_BLOCKS,

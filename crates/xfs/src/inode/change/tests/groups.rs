@@ -18,7 +18,9 @@ use parking_lot::Mutex;
 use super::{
     UnnamedChurn, UnnamedChurnPlan, assert_closes_clean, churn, engine_on, map_extent, volume,
 };
+use crate::buffer::DiskRun;
 use crate::group::{self, ExtentWish, ReverseOwner};
+use crate::inode::{XfsInodes, file_id};
 use crate::trans::{ChangedFork, ForkName, XfsTransactionKind as Kind};
 use crate::{XfsOptions, XfsVolume};
 
@@ -184,7 +186,7 @@ fn a_cluster_goes_home_once_with_all_its_inodes() {
         let mut clusters = BTreeMap::new();
         for file in &churn.files[round * 100..] {
             let (ag, block, _) = geometry.locate(file.ino).unwrap();
-            let run = engine.clusters().run(geometry, ag, block);
+            let run = DiskRun::cluster(geometry, ag, block);
             let writes = device.writes.lock().get(&run.at.bytes()).copied();
             clusters.insert(run.at, writes);
         }
@@ -192,6 +194,42 @@ fn a_cluster_goes_home_once_with_all_its_inodes() {
     }
     churn.free_all();
     assert_closes_clean(&disk, engine, &[]);
+}
+
+/// A reader that has an inode in its cache sees the next commit, before it is in its cluster and
+/// behind that, also where clusters are larger or smaller than usual.
+#[test]
+fn readers_see_inodes_that_are_committed_and_not_home() {
+    for options in ["", "-i size=2048", "-m rmapbt=0,reflink=0 -i sparse=0 -b size=1024"] {
+        let Some((disk, engine)) = volume(1 << 10, options) else { return };
+        let mut churn = UnnamedChurn::new(&engine, seed_of_run(), 0..1);
+        for _ in 0..80 {
+            churn.make();
+        }
+        let kept = XfsInodes::new(1 << 20);
+        let inos: Vec<_> = churn.files.iter().map(|file| file.ino).step_by(7).collect();
+        for (&ino, size) in inos.iter().zip(1_u64..) {
+            let size_in = |inodes: &XfsInodes| {
+                let inode = inodes.get(engine.buffers(), file_id(ino)).unwrap();
+                inode.core.size.get()
+            };
+            assert_ne!(size_in(&kept), size);
+            for size in [size, size + 1] {
+                let mut t = engine.begin(Kind::ChangeInode, 0).unwrap();
+                let before = size_in(&kept);
+                t.inode(ino).unwrap().core_mut().size = size.into();
+                assert_eq!(size_in(&kept), before, "it is not committed");
+                t.commit().unwrap();
+                assert_eq!(size_in(&kept), size);
+                assert_eq!(size_in(&XfsInodes::new(1 << 20)), size);
+                engine.log().push_tail().unwrap();
+                assert!(engine.buffers().committed_inode(ino).is_none(), "it is home");
+                assert_eq!((size_in(&kept), size_in(&XfsInodes::new(1 << 20))), (size, size));
+            }
+        }
+        churn.free_all();
+        assert_closes_clean(&disk, engine, &[]);
+    }
 }
 
 /// The kernel shuts the volume down in its recovery. Nothing is done by ours, which says why.

@@ -1,0 +1,134 @@
+//! The commit of a transaction: its items go to the log, and readers find what it has changed.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use offshoot_vfs::Result;
+use offshoot_xfs_format::superblock::XfsSuperblockFields;
+use offshoot_xfs_format::{BasicBlock, Ino};
+
+use super::{HeldContent, XfsTransaction};
+use crate::buffer::{BufferRole, XfsBuffer};
+use crate::log::{LogSequence, LoggedItem};
+use crate::trans::buffer_item::{BufferChange, LoggedBuffer};
+use crate::trans::inode_item::XfsLoggedInode;
+use crate::trans::made::MadeCluster;
+
+/// Where the superblock has the bits that [`XfsTransaction::note_attributes`] changes.
+const VERSION_BITS: usize = std::mem::offset_of!(XfsSuperblockFields, versionnum);
+
+/// What a commit has given to the log.
+#[derive(Default)]
+struct CommittedItems {
+    all: Vec<Arc<dyn LoggedItem>>,
+    buffers: Vec<Arc<LoggedBuffer>>,
+    inodes: Vec<Arc<XfsLoggedInode>>,
+    made: Vec<Arc<MadeCluster>>,
+}
+
+impl XfsTransaction<'_> {
+    /// Says in the superblock that the volume has attributes, when an inode is the first to have
+    /// room for them. The superblock is locked last of all, for the end of a commit. Returns
+    /// whether it did.
+    fn note_attributes(&mut self) -> Result<bool> {
+        let engine = self.engine;
+        if engine.has_attributes() || self.inodes.values().all(|inode| inode.core().forkoff == 0) {
+            return Ok(false);
+        }
+        let run = engine.superblock_run();
+        self.read(run, BufferRole::Superblock)?;
+        self.put(run.at, VERSION_BITS, &engine.version_with_attributes().to_bytes())?;
+        Ok(true)
+    }
+
+    pub(super) fn commit_changes(&mut self, kept: &[Ino]) -> Result<Option<LogSequence>> {
+        let notes_attributes = self.note_attributes()?;
+        let mut inodes = Vec::new();
+        for (ino, inode) in &mut self.inodes {
+            if kept.contains(ino) {
+                inode.log_core();
+            }
+            if let Some(change) = inode.change(self.engine.geometry())? {
+                inodes.push((inode.place(), change));
+            }
+        }
+        let shared = &self.engine.shared;
+        let mut items = CommittedItems::default();
+        for (place, change) in inodes {
+            items.inodes.push(shared.commit_inode(place, change));
+        }
+        let published = self.commit_buffers(&mut items);
+        items.all.append(&mut self.others);
+        items.all.extend(items.inodes.iter().map(|item| item.clone() as Arc<dyn LoggedItem>));
+        let sequence = if items.all.is_empty() {
+            None
+        } else {
+            Some(self.engine.log().commit(&mut self.ticket, &items.all))
+        };
+        if !matches!(sequence, Some(Err(_))) {
+            // While no buffer can go home: one that is published behind that stays in memory.
+            for (place, buffer) in published {
+                match buffer {
+                    Some(buffer) => shared.buffers.publish(buffer),
+                    None => shared.buffers.forget(place),
+                }
+            }
+            for item in &items.inodes {
+                if let Some(bytes) = item.bytes() {
+                    shared.buffers.publish_inode(item.place.ino, bytes);
+                }
+            }
+        }
+        items.buffers.iter().for_each(|item| item.committed());
+        items.inodes.iter().for_each(|item| item.committed());
+        items.made.iter().for_each(|item| item.committed());
+        let sequence = sequence.transpose()?;
+        if let Some(sequence) = sequence {
+            self.engine.busy.add(&self.freed, sequence);
+        }
+        if notes_attributes {
+            self.engine.has_attributes.store(true, Ordering::Relaxed);
+        }
+        self.engine.counters.apply(std::mem::take(&mut self.counts), &mut self.promised);
+        self.freed.clear();
+        self.unlock_all_but(kept);
+        Ok(sequence)
+    }
+
+    /// Gives the changed buffers to their items. Returns what readers are to find at their places.
+    fn commit_buffers(
+        &mut self,
+        items: &mut CommittedItems,
+    ) -> Vec<(BasicBlock, Option<Arc<XfsBuffer>>)> {
+        let shared = &self.engine.shared;
+        let mut published = Vec::new();
+        for (place, held) in &mut self.buffers {
+            let content = std::mem::replace(&mut held.content, HeldContent::Cancelled);
+            let (change, buffer) = match content {
+                HeldContent::Committed(_) => continue,
+                HeldContent::Changed { bytes, dirty } => {
+                    let buffer = Arc::new(XfsBuffer::changed(held.role, *place, bytes));
+                    if let (true, [run]) = (held.is_made, &held.runs[..]) {
+                        let made = shared.commit_made(*run);
+                        items.all.push(made.clone());
+                        items.made.push(made);
+                    }
+                    if dirty.is_empty() {
+                        published.push((*place, Some(buffer)));
+                        continue;
+                    }
+                    (BufferChange::Bytes(buffer.clone(), dirty), Some(buffer))
+                }
+                HeldContent::Cancelled => {
+                    held.runs.iter().for_each(|run| shared.free_cluster(*run));
+                    (BufferChange::Cancelled, None)
+                }
+            };
+            let item = shared.commit_buffer(&held.runs, change);
+            items.all.push(item.clone());
+            items.buffers.push(item);
+            published.push((*place, buffer));
+        }
+        published
+    }
+}
