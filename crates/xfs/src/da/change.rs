@@ -23,7 +23,7 @@ use offshoot_xfs_format::{
 use crate::buffer::{BufferRole, DiskRun, malformed};
 use crate::group::{ExtentWish, ReverseOwner, allocate_anywhere};
 use crate::inode::change::{
-    ForkStep, HoleWish, first_hole, previous_mapped, map_extent, mapped, unmap_extents,
+    ForkStep, HoleWish, first_hole, map_extent, mapped, previous_mapped, unmap_extents,
 };
 use crate::trans::{BufferRuns, ForkName, XfsChangedInode, XfsTransaction};
 pub(crate) use tree::HashPath;

@@ -88,8 +88,10 @@ impl ChangedXattrs<'_, '_> {
             let data = self.inode()?.fork(ForkName::Data);
             let can_move = matches!(data, Some(ChangedFork::Extents(_) | ChangedFork::Btree(_)));
             if !can_move {
-                let what =
-                    format!("room for attributes in inode {}, whose data fills it", self.blocks.ino);
+                let what = format!(
+                    "room for attributes in inode {}, whose data fills it",
+                    self.blocks.ino
+                );
                 return Err(Error::unsupported(Code::Unsupported, what));
             }
             offset = USUAL_OFFSET.min(most);
