@@ -5,6 +5,7 @@
 //! standard error.
 
 use std::ffi::OsStr;
+use std::os::unix::process::CommandExt;
 use std::process::{Command, Output};
 
 /// A command for `program`, which may also be in the administrator's directories.
@@ -16,11 +17,11 @@ pub fn command(program: &str) -> Command {
         path.push_str(dir);
     }
     // With a plain name and a `PATH` of its own, `Command` forks, which copies the whole memory map
-    // of a test; a path is started without that.
+    // of a test; a path is started without that. Programs call themselves by the plain name.
     let mut files = std::env::split_paths(&path).map(|dir| dir.join(program));
     let found = files.find(|file| file.is_file());
     let mut command = Command::new(found.unwrap_or_else(|| program.into()));
-    command.env("PATH", path).env("LC_ALL", "C");
+    command.arg0(program).env("PATH", path).env("LC_ALL", "C");
     command
 }
 
