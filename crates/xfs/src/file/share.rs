@@ -17,7 +17,7 @@ use super::{
 };
 use crate::defer::{DeferredWork, MOST_UNMAPPED};
 use crate::group::has_room;
-use crate::inode::change::{ForkPiece, part, piece_at, unmap_extents};
+use crate::inode::change::{ForkPiece, piece_at, unmap_extents};
 use crate::trans::{XfsTransaction, XfsTransactionKind as Kind};
 
 /// A range of blocks of a file, and one as long that is to have the same blocks.
@@ -95,12 +95,7 @@ impl XfsFileChanges<'_> {
             let pieces = next_pieces(&mut t, &rest)?;
             let blocks = pieces[0].blocks;
             let [source, old] = pieces.map(|piece| piece.extent);
-            let is_same = match (source, old) {
-                (None, old) => old.is_none(),
-                (Some(source), Some(old)) => source.start == old.start,
-                (Some(_), None) => false,
-            };
-            if !is_same {
+            if !pieces[0].is_same_as(&pieces[1]) {
                 let work = match source {
                     Some(source) => self.share_extent(&mut t, &rest, &source, old.is_some())?,
                     None => self.unshare_hole(&mut t, &rest, blocks)?,
@@ -178,10 +173,5 @@ fn next_pieces(t: &mut XfsTransaction<'_>, range: &XfsCloneRange) -> Result<[For
     source.extent = source.extent.filter(|extent| !extent.is_unwritten);
     let old = piece_at(t, to.0, FORK, to.1.0, source.blocks)?;
     let blocks = source.blocks.min(old.blocks);
-    let source = source.first(blocks);
-    let old = ForkPiece {
-        extent: old.extent.and_then(|old| part(&old, old.offset.0, old.offset.0 + blocks)),
-        blocks,
-    };
-    Ok([source, old])
+    Ok([source.first(blocks), old.first(blocks)])
 }
