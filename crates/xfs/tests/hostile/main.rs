@@ -29,7 +29,7 @@ mod units;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use damage::XfsDamageTarget;
 use image::Patched;
@@ -63,18 +63,36 @@ fn memory_kib(line: &str) -> u64 {
     value.trim_matches([':', ' ', '\t', 'k', 'B']).parse().unwrap()
 }
 
+/// Time and memory of one damaged volume.
+#[derive(Clone, Copy, Debug, Default)]
+struct CaseCost {
+    time: Duration,
+    memory_kib: u64,
+}
+
+impl CaseCost {
+    fn most(self, other: Self) -> Self {
+        let memory_kib = self.memory_kib.max(other.memory_kib);
+        Self { time: self.time.max(other.time), memory_kib }
+    }
+}
+
 /// Runs `call` on a thread of its own, within the limits.
-fn within_limits<T: Send + 'static>(case: &str, call: impl FnOnce() -> T + Send + 'static) -> T {
+fn within_limits<T: Send + 'static>(
+    case: &str,
+    call: impl FnOnce() -> T + Send + 'static,
+) -> (T, CaseCost) {
     // Resets the kernel's record of the highest use of memory.
     std::fs::write("/proc/self/clear_refs", "5").unwrap();
     let before = memory_kib("VmRSS");
-    let (done, result) = mpsc::channel();
+    let (start, (done, result)) = (Instant::now(), mpsc::channel());
     std::thread::spawn(move || done.send(catch_unwind(AssertUnwindSafe(call))));
     let result = result.recv_timeout(CASE_LIMIT);
     let result = result.unwrap_or_else(|_| panic!("{case}: not done after {CASE_LIMIT:?}"));
-    let used = memory_kib("VmHWM").saturating_sub(before);
-    assert!(used < CASE_MEMORY_KIB, "{case}: {used} KiB of memory");
-    result.unwrap_or_else(|_| panic!("{case}: it panics"))
+    let memory_kib = memory_kib("VmHWM").saturating_sub(before);
+    assert!(memory_kib < CASE_MEMORY_KIB, "{case}: {memory_kib} KiB of memory");
+    let cost = CaseCost { time: start.elapsed(), memory_kib };
+    (result.unwrap_or_else(|_| panic!("{case}: it panics")), cost)
 }
 
 /// How often operations ended with an error or with a finding, and how often not.
@@ -154,7 +172,7 @@ fn sweep(name: &str, target: &XfsDamageTarget, cases: u64) {
     let cases = given.map_or(cases, |cases| cases.parse().unwrap());
     let mut random = Random::new(seed);
     let sound = target.sound();
-    let sound = within_limits("the sound volume", || do_everything(sound));
+    let (sound, mut most) = within_limits("the sound volume", || do_everything(sound));
     // Logs of version 4 are not written.
     let refused = u64::from(name.starts_with("v4"));
     assert!(sound.errors == refused && sound.sound > 100, "{name}: {sound:?}");
@@ -162,12 +180,14 @@ fn sweep(name: &str, target: &XfsDamageTarget, cases: u64) {
     for number in 0..cases {
         let (image, kind) = target.damaged(&mut random);
         let case = format!("{name} OFFSHOOT_SEED={seed} case {number} ({kind})");
-        let OutcomeCounts { errors, sound } = within_limits(&case, || do_everything(image));
+        let (counts, cost) = within_limits(&case, || do_everything(image));
+        let OutcomeCounts { errors, sound } = counts;
+        most = most.most(cost);
         total.errors += errors;
         total.sound += sound;
         unnoticed += u64::from(errors <= refused);
     }
-    eprintln!("{name}: {cases} cases, {total:?}, {unnoticed} without an error");
+    eprintln!("{name}: {cases} cases, {total:?}, {unnoticed} without an error, at most {most:?}");
     // Damage that is never noticed would prove nothing, nor would damage that stops everything.
     assert!(total.errors > cases / 2 && total.sound > cases, "{name}: {total:?}");
 }
