@@ -23,12 +23,14 @@ pub const LARGE_BLOCKS: &str = "EXPERIMENTAL large block size feature enabled";
 pub const METADIR: &str = "EXPERIMENTAL metadata directory tree feature enabled";
 
 /// The messages of the kernel about a shutdown that a program asked for.
-const SHUTDOWN: [&str; 4] = [
+const SHUTDOWN: [&str; 5] = [
     "User initiated shutdown received",
     "Shutting down filesystem",
     "Please unmount the filesystem",
     // Data that was not written yet is lost.
     "writeback error",
+    // A thread of the kernel was freeing an inode, or something else that needs the device.
+    "returned error -5",
 ];
 
 /// The image file of one volume. It is removed on drop.
