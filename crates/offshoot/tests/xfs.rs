@@ -8,7 +8,7 @@ use std::sync::Arc;
 use offshoot::device::{MemoryDevice, VolumeFormat};
 use offshoot::{Code, CreateOptions, Errno, OpenOptions, Result, Timestamp, Volume, XfsLogState};
 use offshoot_testkit::xfs::disk::{XfsDisk, XfsShutdown};
-use offshoot_testkit::xfs::judges;
+use offshoot_testkit::xfs::judges::{self, XfsJudges};
 use offshoot_testkit::xfs::matrix::XfsVolumeKind;
 use offshoot_testkit::xfs::recipe::XfsRecipe;
 
@@ -16,6 +16,16 @@ fn few(root: &Path) {
     fs::create_dir_all(root.join("etc/deep")).expect("directories");
     fs::write(root.join("etc/motd"), "hello\n").expect("a file");
     std::os::unix::fs::symlink("motd", root.join("etc/issue")).expect("a link");
+}
+
+/// A volume of the kernel with a log that has to be replayed.
+fn with_pending_log(judges: &XfsJudges) -> XfsDisk {
+    let disk = XfsDisk::create(judges, 512);
+    disk.mkfs("");
+    let mut mount = disk.mount("rw", &[]);
+    few(mount.path());
+    disk.shut_down(&mut mount, XfsShutdown::LogWritten);
+    disk
 }
 
 fn code(result: Result<Volume>) -> Code {
@@ -66,12 +76,7 @@ fn a_volume_that_the_kernel_filled_is_read_and_not_written() -> Result<()> {
 #[test]
 fn a_log_that_is_not_empty_is_replayed_in_memory_or_ignored() -> Result<()> {
     let Some(judges) = judges::require() else { return Ok(()) };
-    let disk = XfsDisk::create(&judges, 512);
-    disk.mkfs("");
-    let mut mount = disk.mount("rw", &[]);
-    few(mount.path());
-    disk.shut_down(&mut mount, XfsShutdown::LogWritten);
-    drop(mount);
+    let disk = with_pending_log(&judges);
     // The data of the file was never written.
     let volume = Volume::open(disk.image())?;
     assert_eq!(volume.read_link("/etc/issue")?, Path::new("motd"));
@@ -118,12 +123,7 @@ fn a_new_volume_is_one_that_the_kernel_mounts() -> Result<()> {
 #[test]
 fn a_volume_is_checked_and_recovered_to_disk() -> Result<()> {
     let Some(judges) = judges::require() else { return Ok(()) };
-    let disk = XfsDisk::create(&judges, 512);
-    disk.mkfs("");
-    let mut mount = disk.mount("rw", &[]);
-    few(mount.path());
-    disk.shut_down(&mut mount, XfsShutdown::LogWritten);
-    drop(mount);
+    let disk = with_pending_log(&judges);
     let options = OpenOptions::new();
     let before = fs::read(disk.image()).expect("an image");
     let result = options.check(disk.image())?;

@@ -322,15 +322,20 @@ impl CheckComplaints {
     /// The complaints that are here and not in `before`: the kind, and an example.
     pub(crate) fn beyond(&self, before: &Self) -> BTreeMap<String, String> {
         let mut new = BTreeMap::new();
+        // This complaint names the extent, and then the address that the file has for it.
+        let other = before.kinds.get(OTHER_ADDRESS).into_iter().flatten();
+        let other: HashSet<_> = other.filter_map(|object| object.split(' ').nth(3)).collect();
         // The complaint about an extent may change its kind when the extent changes once more.
-        let addresses: HashSet<_> =
-            before.kinds.values().flatten().filter_map(|one| address(one)).collect();
+        let addresses = before.kinds.values().flatten().filter_map(|one| address(one));
+        let addresses: HashSet<_> = addresses.chain(other.iter().copied()).collect();
         let is_new = |object: &&String| address(object).is_none_or(|at| !addresses.contains(at));
         let inode = |object: &String| -> Vec<String> {
             object.split(' ').take(2).map(str::to_owned).collect()
         };
         let bad = before.kinds.get(BAD_EXTENT).into_iter().flatten();
         let bad: HashSet<_> = bad.map(inode).collect();
+        let is_unaligned = |at: &str| at.parse::<u64>().is_ok_and(|at| !at.is_multiple_of(SECTOR));
+        let is_one_unaligned = other.iter().any(|at| is_unaligned(at));
         // Some trees are already wrong: structures disagree about their root, or a block that is
         // counted for them is missing. When one of the structures changes, the complaint has
         // another kind.
@@ -341,7 +346,9 @@ impl CheckComplaints {
         let bad_roots: HashSet<_> = unlike.chain(without).collect();
         for (kind, objects) in &self.kinds {
             // `btrfs check` takes what follows an unaligned extent for a part of it.
-            let is_behind_bad = |object: &&String| kind == NO_CSUM && bad.contains(&inode(object));
+            let is_behind_bad = |object: &&String| {
+                kind == NO_CSUM && (is_one_unaligned || bad.contains(&inode(object)))
+            };
             let is_of_bad_root = |object: &&String| {
                 [ROOT_ITEM, NO_ROOT_DIR].contains(&kind.as_str())
                     && object.split(' ').next().is_some_and(|root| bad_roots.contains(root))
@@ -365,6 +372,9 @@ impl CheckComplaints {
     }
 }
 
+/// The size of the sectors of all volumes here, in bytes.
+const SECTOR: u64 = 4096;
+
 /// How `btrfs check` reports that a tree has another root than the extent tree knows.
 const ROOTS: [&str; 3] =
     ["btree root extent for root", "has a root item with", "root item for root #"];
@@ -378,6 +388,8 @@ const NO_ROOT_DIR: &str = "root # root dir # not found";
 const NO_TREE_BLOCK: &str = "tree extent[#, #] root # has no tree block found";
 
 const BAD_EXTENT: &str = "root # inode #: bad file extent";
+const OTHER_ADDRESS: &str =
+    "data extent[#, #] bytenr mimsmatch, extent item bytenr # file item bytenr #";
 const NO_CSUM: &str = "root # inode #: some csum missing";
 
 /// The complaint that stands for a `btrfs check` that was stopped.

@@ -70,7 +70,7 @@ use volumes::{LAYOUTS, SoundVolume};
 const CASE_LIMIT: Duration = Duration::from_secs(120);
 
 /// Mutants of each layout in a run without `OFFSHOOT_MUTANTS`.
-const MUTANTS: u64 = 200;
+const MUTANTS: u64 = 130;
 
 /// The seed of a run without `OFFSHOOT_SEED`.
 const SEED: u64 = 19;

@@ -15,9 +15,9 @@ use crate::rounds::play_on;
 use crate::volume::{PingpongLayout, VolumeMaker, open_read_only};
 
 /// How many operations the kernel does in the source directory for each actor.
-const OPERATIONS: u64 = 600;
+const OPERATIONS: u64 = 400;
 
-const ROUNDS: u64 = 3;
+const ROUNDS: u64 = 2;
 
 /// Changes a volume that is made with these options. With `--subvol` the directories `live` and
 /// `kept` become subvolumes.

@@ -175,7 +175,7 @@ fn change_by_kernel(path: &Path, pairs: &[KindAndChange], round: usize) {
 }
 
 fn play(third: usize, devices: usize, options: &'static str, maker: VolumeMaker, mount: &str) {
-    const ROUNDS: usize = 3;
+    const ROUNDS: usize = 2;
     let Some(judges) = judges::require() else { return };
     let layout = PingpongLayout { devices, mib: 512, options };
     let disks = layout.make(&judges, maker);
@@ -184,7 +184,7 @@ fn play(third: usize, devices: usize, options: &'static str, maker: VolumeMaker,
     make(disks.mount_watched(&mount, &layout.expected(maker == VolumeMaker::Progs)).path(), &pairs);
     for round in 0..ROUNDS {
         let model = shown(&disks);
-        let fs = open(&disks, ["zstd:1", "lzo", "zlib"].get(round).copied().filter(|_| round > 0));
+        let fs = open(&disks, [None, Some("lzo")][round]);
         let unsummed = names_without_checksums(&fs, &pairs);
         change(&fs, &OurSubvolumes(fs.clone()), false, &pairs, &unsummed, round);
         change(&model, &model, true, &pairs, &unsummed, round);

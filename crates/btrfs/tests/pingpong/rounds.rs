@@ -21,10 +21,10 @@ use crate::kernel::KernelCalls;
 use crate::volume::{PingpongLayout, VolumeMaker, open, open_read_only, without_checksums};
 
 /// Steps of each actor in a round.
-const STEPS: u64 = 500;
+const STEPS: u64 = 300;
 
 /// Operations of the kernel in each area in a round.
-const OPERATIONS: u64 = 250;
+const OPERATIONS: u64 = 150;
 
 /// The areas where actors work. The number of the actor decides the names in its area. `snapshot`
 /// has the names of `live`.

@@ -59,7 +59,7 @@ const RESIDENT_KIB: i64 = 256 << 10;
 const OUTPUT_BYTES: u64 = 64 << 20;
 
 /// How many damages to each volume an ordinary run tries.
-const CASES: u64 = 140;
+const CASES: u64 = 80;
 
 /// The result of one run of the program.
 struct RunOutcome {
