@@ -273,6 +273,9 @@ fn again_while_locked<T>(
 /// incomplete entry besides. Only where a parent pointer replaces another may a crash leave
 /// neither: changes of names give that an intent.
 ///
+/// Once readers find the new value, the rest has to succeed: it may take blocks of the reserve. If
+/// even these are gone, an incomplete entry stays, and the next change of the name removes it.
+///
 /// # Errors
 /// `ENOSPC` and those of the device. The attribute then has its old value: when the volume fills up
 /// in the middle of a change, what the steps before have made is removed again.
@@ -283,6 +286,7 @@ pub(crate) fn change_xattr(
     mut change: XattrChange,
 ) -> Result<()> {
     let kept = [change.ino()];
+    let mut has_reserve = false;
     let mut step = change.step(&mut transaction)?;
     loop {
         let is_done = step.is_done;
@@ -291,16 +295,22 @@ pub(crate) fn change_xattr(
             return transaction.commit().map(drop);
         }
         transaction.roll(&kept)?;
+        if change.is_in_force() && !has_reserve {
+            has_reserve = true;
+            transaction.promise_of_reserve(2 * transaction.engine().most_levels().attributes);
+        }
         let next =
             again_while_locked(&mut transaction, &kept, |transaction| change.step(transaction));
         step = match next {
             Ok(step) => step,
             Err(error) => {
-                if matches!(error.errno(), Errno::NOSPC | Errno::AGAIN) {
-                    // If this fails too, the next change of the name removes what is left.
-                    let _is_undone = undo_xattr(transaction, ids, change);
+                if !matches!(error.errno(), Errno::NOSPC | Errno::AGAIN) {
+                    return Err(error);
                 }
-                return Err(error);
+                let is_in_force = change.is_in_force();
+                // If this fails too, the next change of the name removes what is left.
+                let _is_undone = undo_xattr(transaction, ids, change);
+                return if is_in_force { Ok(()) } else { Err(error) };
             }
         };
     }

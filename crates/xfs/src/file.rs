@@ -18,11 +18,23 @@
 //! ours or the kernel's, frees blocks that are still staged. A write in place changes no metadata:
 //! the caller that wants it durable flushes the device.
 //!
+//! Blocks are written in place only if the log says durably that the file has them alone:
+//!
+//! ```text
+//! two files share a block; the second is truncated       in memory: one reference
+//! the first is written in place                          the device has the new data
+//! crash: the log does not have the truncation            the second would show that data
+//! ```
+//!
+//! So `prepare_write` forces the log for blocks that lost a reference, moved to another place, or
+//! were exchanged, and whose change is not durable.
+//!
 //! Each operation takes steps. A step is one transaction and the deferred work that follows from
 //! it, and leaves the volume right. Between steps the inode is not locked, so the caller keeps
-//! other changes of the file away. An operation that fails in the middle has done a part of its
-//! range: the front, or for a hole and a truncation the end. A step that needs blocks finds out
-//! that there are none before it changes anything. Truncations and holes work on a full volume.
+//! other changes of the file away; to be the source of a clone is one. An operation that fails in
+//! the middle has done a part of its range: the front, or for a hole and a truncation the end. A
+//! step that needs blocks finds out that there are none before it changes anything. Truncations,
+//! holes, and commits of what was written work on a full volume, with blocks of its reserve.
 //!
 //! The caller sets the times of the inode, and proves that the user may change the file.
 //!

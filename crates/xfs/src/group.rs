@@ -1,7 +1,8 @@
 //! Allocation groups: their counters, which of their inodes are in use, and all changes of them.
 //!
 //! What changes a group is a function of a transaction, which locks the AGI before the AGF, and
-//! groups in ascending order.
+//! groups in ascending order. It waits for none that comes before one that it has: it takes that
+//! only if no other transaction has it.
 //!
 //! | file | what it holds |
 //! |---|---|
@@ -43,17 +44,22 @@ use offshoot_xfs_format::superblock::XfsSuperblock;
 use offshoot_xfs_format::{AgBlock, AgIno, AgNumber, BasicBlock};
 
 pub(crate) use allocate::ExtentWish;
+#[cfg(test)]
+pub(crate) use allocate::KeptBlocks;
 pub(crate) use reverse::ReverseOwner;
-pub(crate) use spread::allocate_anywhere;
+pub(crate) use spread::{allocate_anywhere, allocate_first};
 #[cfg_attr(
     not(test),
     expect(unused_imports, reason = "writes through the mount will call the rest")
 )]
 pub(crate) use {
-    allocate::{allocate, has_room},
+    allocate::allocate,
     chunks::make_chunk,
     free::{FreedFrom, free_extent},
-    held_back::{HeldBack, held_back, held_back_of_all},
+    held_back::{
+        HeldBack, free_inode_trees, held_back, held_back_of_all, require_room_to_share,
+        require_tree_room,
+    },
     inodes::{
         clear_unlinked, enter_unlinked, first_unlinked, free_inode, leave_unlinked, take_inode,
     },
@@ -64,7 +70,7 @@ pub(crate) use {
 use crate::btree::{XfsTreeCursor, XfsTreeRoot};
 use crate::buffer::{BufferRole, DiskRun, XfsBuffer, XfsBuffers};
 use crate::log::XfsLog;
-use crate::trans::{VolumeCounts, XfsTransactions};
+use crate::trans::{SpaceAtStart, VolumeCounts, XfsTransactions};
 
 /// Begins to write the volume in `buffers`, whose log is `log`: with the counters of its groups,
 /// and with what these hold back for their trees.
@@ -74,9 +80,12 @@ pub(crate) fn begin_transactions(
     superblock: &XfsSuperblock,
     stop: &Arc<WriteStop>,
 ) -> Result<XfsTransactions> {
-    let counts = volume_counts(&buffers)?;
-    let held_back = held_back_of_all(&buffers, &superblock.fields)?;
-    Ok(XfsTransactions::new(buffers, log, superblock, (counts, held_back), stop))
+    let space = SpaceAtStart {
+        counts: volume_counts(&buffers)?,
+        held_back: held_back_of_all(&buffers, &superblock.fields)?,
+        free_inode_trees: free_inode_trees(&buffers, &superblock.fields)?,
+    };
+    Ok(XfsTransactions::new(buffers, log, superblock, space, stop))
 }
 
 /// The sums of the counters of all groups, as the superblock has them.

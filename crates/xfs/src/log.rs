@@ -367,6 +367,7 @@ impl Drop for XfsLog {
 impl LogShared {
     fn force(&self, sequence: u64) -> Result<()> {
         require_running(&self.stop)?;
+        count(&self.counters.forces, 1);
         let sequence = sequence.min(self.contexts.newest());
         self.push(PushReason::Sequence(sequence))?;
         self.wait_until_durable(sequence)

@@ -19,7 +19,7 @@
 //! | `transaction`, `inode` | one transaction, and the inodes that it changes |
 //! | `buffer_item`, `runs`, `inode_item`, `made` | what the log carries, and how it goes home |
 //! | `shared`, `locks` | the tables of these, and the locks by place and by number |
-//! | `busy`, `counters` | freed extents that no file may get yet; the counters of the superblock |
+//! | `busy`, `counters` | extents whose change is not durable; the counters of the superblock |
 //! | `reservation`, `log_sizes`, `levels` | how much log space each kind takes |
 
 mod buffer_item;
@@ -52,8 +52,8 @@ use offshoot_xfs_format::{BasicBlock, Ino, U16, XfsGeometry};
 use zerocopy::IntoBytes;
 
 pub(crate) use busy::AgExtent;
-use busy::BusyExtents;
-pub(crate) use counters::{CountChanges, VolumeCounters, VolumeCounts};
+use busy::UnsettledExtents;
+pub(crate) use counters::{CountChanges, SpaceAtStart, SpaceClaim, VolumeCounters, VolumeCounts};
 pub(crate) use inode::{ChangedFork, ForkName, XfsChangedInode};
 use inode_item::InodePlace;
 pub(crate) use levels::MostTreeLevels;
@@ -61,7 +61,7 @@ pub(crate) use log_sizes::{DIRECTORY_BLOCKS, HASH_BLOCKS, ReservationSizes};
 pub(crate) use reservation::{LogReservations, QUOTAS, XfsLogReservation, XfsTransactionKind};
 pub(crate) use runs::BufferRuns;
 use shared::{EmptiedTables, TransactionShared};
-pub(crate) use transaction::XfsTransaction;
+pub(crate) use transaction::{BusyBlocks, XfsTransaction};
 
 use crate::buffer::{BufferRole, DiskRun, XfsBuffers};
 use crate::log::XfsLog;
@@ -76,7 +76,10 @@ pub(crate) struct XfsTransactions {
     reservations: LogReservations,
     most_levels: MostTreeLevels,
     counters: VolumeCounters,
-    busy: BusyExtents,
+    /// What was freed. No file gets it before that is durable.
+    busy: UnsettledExtents,
+    /// What a file has lost, and another place has. No data is written to it before.
+    given_up: UnsettledExtents,
     /// The fields of the superblock, which change only when it is written.
     superblock: XfsSuperblockFields,
     /// Whether the superblock says that the volume has attributes.
@@ -84,13 +87,12 @@ pub(crate) struct XfsTransactions {
 }
 
 impl XfsTransactions {
-    /// Transactions on the volume in `buffers`, whose log is `log`. `counts` are the sums of the
-    /// counters of its groups, and the blocks that these hold back.
+    /// Transactions on the volume in `buffers`, whose log is `log`.
     pub(crate) fn new(
         buffers: Arc<XfsBuffers>,
         log: XfsLog,
         superblock: &XfsSuperblock,
-        counts: (VolumeCounts, u64),
+        space: SpaceAtStart,
         stop: &Arc<WriteStop>,
     ) -> Self {
         let shared = TransactionShared::new(buffers);
@@ -100,8 +102,9 @@ impl XfsTransactions {
             log,
             reservations: LogReservations::of(&superblock.geometry),
             most_levels: MostTreeLevels::of(&superblock.geometry),
-            counters: VolumeCounters::new(counts, stop),
-            busy: BusyExtents::default(),
+            counters: VolumeCounters::new(space, superblock.geometry.blocks, stop),
+            busy: UnsettledExtents::default(),
+            given_up: UnsettledExtents::default(),
             superblock: superblock.fields,
             has_attributes: AtomicBool::new(
                 superblock.fields.version_bits().contains(XfsVersionBits::ATTR),
@@ -166,8 +169,8 @@ impl XfsTransactions {
     ) -> Result<XfsTransaction<'_>> {
         let XfsLogReservation { bytes, count } = self.reservations.get(kind);
         let ticket = self.log.reserve(bytes, u32::try_from(count).unwrap_or(1))?;
-        self.counters.promise(blocks, false)?;
-        Ok(XfsTransaction::new(self, ticket, blocks, false))
+        self.counters.promise(blocks, SpaceClaim::Files)?;
+        Ok(XfsTransaction::new(self, ticket, blocks, SpaceClaim::Files))
     }
 
     /// The same for one that ends with more free space than it began with: it may take blocks that
@@ -179,8 +182,8 @@ impl XfsTransactions {
         blocks: u64,
     ) -> Result<XfsTransaction<'_>> {
         let ticket = self.log.reserve(self.reservations.get(kind).bytes, 1)?;
-        self.counters.promise(blocks, true)?;
-        Ok(XfsTransaction::new(self, ticket, blocks, true))
+        self.counters.promise(blocks, SpaceClaim::All)?;
+        Ok(XfsTransaction::new(self, ticket, blocks, SpaceClaim::All))
     }
 
     /// Ends all writing: work whose intents are in the log cannot be done, so only a recovery may

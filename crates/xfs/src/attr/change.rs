@@ -130,6 +130,8 @@ pub(crate) struct XattrChange {
     blocks: Option<ValueBlocks>,
     /// Whether the new value is written and its entry complete: the old one is given up.
     is_written: bool,
+    /// Whether readers find what the change is for. Later steps only clean up.
+    is_in_force: bool,
 }
 
 impl XattrChange {
@@ -168,7 +170,8 @@ impl XattrChange {
         op: XfsAttributeOp,
         (old, new): (Option<OwnedXattr>, Option<OwnedXattr>),
     ) -> Self {
-        Self { ino, op, generation: 0, old, new, blocks: None, is_written: false }
+        let (blocks, is_written, is_in_force) = (None, false, false);
+        Self { ino, op, generation: 0, old, new, blocks, is_written, is_in_force }
     }
 
     /// The change that an intent in the log says.
@@ -213,6 +216,11 @@ impl XattrChange {
         }
     }
 
+    /// Whether readers find what the change is for, once its last step is committed.
+    pub(crate) fn is_in_force(&self) -> bool {
+        self.is_in_force
+    }
+
     fn is_of_parents(&self) -> bool {
         use XfsAttributeOp as Op;
         matches!(self.op, Op::SetParent | Op::RemoveParent | Op::ReplaceParent)
@@ -234,12 +242,20 @@ impl XattrChange {
         Ok(fork.matches(wanted)?.complete.is_some())
     }
 
+    /// Whether the data of the file, which is in the inode, leaves no room for an attribute. Then
+    /// it has to go to a block before the change. Locks the inode.
+    pub(crate) fn is_kept_out_by_data(&self, t: &mut XfsTransaction<'_>) -> Result<bool> {
+        Ok(self.new.is_some() && ChangedXattrs::new(t, self.ino).has_data_everywhere()?)
+    }
+
     /// Makes the next step in a transaction, which locks the inode. The step is done when the
     /// change is.
     /// A step that fails leaves the change as it was, so that it can be made again.
     pub(crate) fn step(&mut self, t: &mut XfsTransaction<'_>) -> Result<ForkStep> {
-        let progress = (self.blocks, self.is_written);
-        self.try_step(t).inspect_err(|_| (self.blocks, self.is_written) = progress)
+        let progress = (self.blocks, self.is_written, self.is_in_force);
+        self.try_step(t).inspect_err(|_| {
+            (self.blocks, self.is_written, self.is_in_force) = progress;
+        })
     }
 
     fn try_step(&mut self, t: &mut XfsTransaction<'_>) -> Result<ForkStep> {
@@ -264,6 +280,7 @@ impl XattrChange {
         if let Some(old) = &self.old {
             let found = fork.matches(old)?;
             let is_last = self.new.is_none();
+            self.is_in_force = is_last;
             if let Some(complete) = &found.complete {
                 let is_gone = give_up(fork, complete)? && found.incomplete.is_empty();
                 return Ok(is_gone && is_last);
@@ -287,6 +304,7 @@ impl XattrChange {
         let is_there =
             self.is_written || self.blocks.is_none() && has_value(fork, complete.as_ref(), new)?;
         let is_old = |found: &&FoundXattr| ours.is_none_or(|ours| !std::ptr::eq(ours, *found));
+        self.is_in_force |= is_there;
         if let Some(old) = incomplete.iter().find(is_old) {
             let is_gone = drop_incomplete(fork, old)?;
             return Ok(is_gone && is_there && incomplete.len() == 1);
@@ -301,6 +319,7 @@ impl XattrChange {
         if new.is_local(fork.geometry()) {
             let is_done = complete.as_ref().map_or(Ok(true), |old| make_way(fork, old))?;
             fork.insert(&path, &new.local())?;
+            self.is_in_force = true;
             // A shorter value may let all attributes return to the inode.
             return Ok(is_done && (complete.is_none() || fork.settle_form()?));
         }
@@ -316,7 +335,7 @@ impl XattrChange {
         }
         fork.write_value(blocks.first, &new.value)?;
         fork.mark_complete(ours)?;
-        (self.blocks, self.is_written) = (None, true);
+        (self.blocks, self.is_written, self.is_in_force) = (None, true, true);
         let Some(old) = complete else { return Ok(true) };
         give_up(fork, &old)
     }

@@ -149,7 +149,7 @@ fn a_step_that_meets_a_locked_group_begins_again() {
 #[test]
 fn what_a_chain_has_taken_is_promised_no_longer() {
     let Some((_disk, engine)) = volume(1 << 10, "-m rmapbt=0") else { return };
-    let free = engine.counters().counts().free_blocks - engine.counters().held_back();
+    let free = engine.counters().free_for_files();
     let mut t = engine.begin(Kind::Write, 40_000).unwrap();
     let most = |blocks| engine.begin(Kind::Write, blocks).map(drop);
     most(free - 40_000).unwrap();

@@ -333,6 +333,10 @@ fn exchange(
     }
     // While both files have their marks of shared blocks.
     for (op, ino, extent) in step.changes {
+        if op == XfsMapOp::Map {
+            // The other file had them.
+            transaction.give_up((extent.start, extent.count));
+        }
         next.extend(DeferredWork::reverse(transaction, of_mapping(op), (ino, fork), extent)?);
     }
     match step.rest {

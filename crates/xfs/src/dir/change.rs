@@ -105,6 +105,15 @@ pub(crate) fn add_name(
     directory.given_up()
 }
 
+/// Brings names that are in the inode to a block, so that the inode has room for attributes.
+pub(crate) fn move_to_block(t: &mut XfsTransaction<'_>, dir: Ino) -> Result<Vec<DeferredWork>> {
+    let mut directory = ChangedDirectory::new(t, dir)?;
+    if let DirectoryForm::Short(bytes) = directory.form()? {
+        directory.bring_to_block(&bytes)?;
+    }
+    directory.given_up()
+}
+
 /// Removes a name; `ENOENT` when it is not there.
 pub(crate) fn remove_name(
     t: &mut XfsTransaction<'_>,

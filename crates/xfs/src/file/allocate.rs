@@ -24,7 +24,7 @@ use offshoot_xfs_format::{AgBlock, AgNumber, FileBlock, FsBlock, Ino};
 
 use super::{FORK, MOST_PASSED_OVER, XfsFileChanges, require_extents, retry};
 use crate::defer::DeferredWork;
-use crate::group::{ExtentWish, ReverseOwner, allocate_anywhere};
+use crate::group::{ExtentWish, ReverseOwner, allocate_first};
 use crate::inode::change::{end, map_extent, next_mapped, previous_mapped};
 use crate::trans::{AgExtent, XfsTransaction, XfsTransactionKind as Kind};
 
@@ -123,12 +123,13 @@ impl XfsFileChanges<'_> {
         let quarter = ExtentWish { least: most.div_ceil(4), ..whole };
         let any = ExtentWish { least: 1, ..whole };
         let is_aligned = is_front && stripe > 1 && most >= stripe;
-        for wish in is_aligned.then_some(aligned).into_iter().chain([whole, quarter, any]) {
-            if let Some((ag, AgExtent { start, count })) = allocate_anywhere(t, near, &wish)? {
-                return Ok((t.geometry().fs_block(ag, start), count));
-            }
-        }
-        Err(Error::posix(Errno::NOSPC, format!("a block for the data of inode {ino}")))
+        let wishes: Vec<_> =
+            is_aligned.then_some(aligned).into_iter().chain([whole, quarter, any]).collect();
+        let found = allocate_first(t, near, &wishes)?.ok_or_else(|| {
+            Error::posix(Errno::NOSPC, format!("a block for the data of inode {ino}"))
+        })?;
+        let (ag, AgExtent { start, count }) = found;
+        Ok((t.geometry().fs_block(ag, start), count))
     }
 }
 

@@ -17,7 +17,7 @@ use offshoot_xfs_format::inode::XfsInodeFlags2;
 use offshoot_xfs_format::record::{MOST_FILE_BLOCKS, XfsExtent};
 use offshoot_xfs_format::{BasicBlock, FileBlock, FsBlock, Ino};
 
-use super::write::{SpaceFor, shared_range};
+use super::write::{SpaceFor, require_room_to_unmap, shared_range};
 use super::{
     FORK, MOST_BYTES, MOST_PASSED_OVER, XfsFileChanges, require_extents, require_file, retry,
 };
@@ -98,31 +98,33 @@ impl XfsFileChanges<'_> {
     /// Unmaps the last extents of a range. Returns whether none is left.
     fn unmap_step(&self, mut t: XfsTransaction<'_>, ino: Ino, blocks: Range<u64>) -> Result<bool> {
         require_extents(&mut t, ino, 1)?;
-        t.promise_of_all(self.tree_blocks())?;
+        t.promise_of_reserve(self.tree_blocks());
         let step = unmap_extents(&mut t, ino, FORK, blocks, MOST_UNMAPPED)?;
+        require_room_to_unmap(&mut t, ino, &step.extents)?;
         let work = DeferredWork::unmapped(&mut t, (ino, FORK), &step)?;
         self.finish(t, work, &[ino])?;
         Ok(step.is_done)
     }
 
-    /// Makes zeros of a range of bytes, and gives its holes unwritten blocks. The range may go
-    /// beyond the size, which stays.
+    /// Makes zeros of a range of bytes, and gives its holes unwritten blocks, also for a part of a
+    /// block. The range may go beyond the size, which stays.
     ///
     /// # Errors
     /// `ENOSPC` when too few blocks are free for the holes. The range has zeros even so.
     pub(crate) fn zero(&self, ino: Ino, bytes: &Range<u64>) -> Result<()> {
-        let blocks = self.clear(ino, bytes.clone())?;
-        self.allocate(ino, blocks)
+        self.clear(ino, bytes.clone())?;
+        let blocks = bytes.start >> self.block_log()..bytes.end.div_ceil(self.block_bytes());
+        if bytes.is_empty() { Ok(()) } else { self.allocate(ino, blocks) }
     }
 
-    /// Makes zeros of what is written in a range of bytes. Returns the whole blocks in it.
-    pub(super) fn clear(&self, ino: Ino, bytes: Range<u64>) -> Result<Range<u64>> {
+    /// Makes zeros of what is written in a range of bytes.
+    pub(super) fn clear(&self, ino: Ino, bytes: Range<u64>) -> Result<()> {
         let blocks = self.zero_edges(ino, &bytes)?;
         let mut at = blocks.start;
         while at < blocks.end {
             at = retry(|| self.clear_step(ino, at..blocks.end))?;
         }
-        Ok(blocks)
+        Ok(())
     }
 
     /// Makes zeros of the first written extent. Returns where the next step begins.

@@ -4,19 +4,19 @@
 //! one extent or hole of the destination. So when it fails for want of a block, what it would have
 //! replaced is still there.
 
-use offshoot_vfs::{Errno, Error, Result, Structure};
+use offshoot_vfs::{Errno, Error, Result};
 use offshoot_xfs_format::geometry::XfsLayout;
 use offshoot_xfs_format::inode::XfsInodeFlags2;
 use offshoot_xfs_format::log::items::{XfsCountExtent, XfsCountOp};
 use offshoot_xfs_format::record::XfsExtent;
 use offshoot_xfs_format::{FileBlock, Ino};
 
-use super::write::map_in_place;
+use super::write::{in_group, map_in_place, require_room_to_unmap};
 use super::{
     FORK, MOST_PASSED_OVER, XfsFileChanges, raise_size, require_extents, require_file, retry,
 };
 use crate::defer::{DeferredWork, MOST_UNMAPPED};
-use crate::group::has_room;
+use crate::group::require_room_to_share;
 use crate::inode::change::{ForkPiece, piece_at, unmap_extents};
 use crate::trans::{XfsTransaction, XfsTransactionKind as Kind};
 
@@ -48,7 +48,8 @@ impl XfsCloneRange {
 impl XfsFileChanges<'_> {
     /// Lets a range of a file share the blocks of another one, and raises its size to `size`. What
     /// lies between its old size and the range becomes zeros. Unwritten blocks are not shared: they
-    /// become holes.
+    /// become holes. For the caller both files are changed: data that is written to places of the
+    /// source that were prepared before would show in the destination.
     ///
     /// # Errors
     /// `EOPNOTSUPP` on a volume without shared blocks, `EINVAL` for ranges of one file that
@@ -97,7 +98,7 @@ impl XfsFileChanges<'_> {
             let [source, old] = pieces.map(|piece| piece.extent);
             if !pieces[0].is_same_as(&pieces[1]) {
                 let work = match source {
-                    Some(source) => self.share_extent(&mut t, &rest, &source, old.is_some())?,
+                    Some(source) => self.share_extent(&mut t, &rest, &source, old)?,
                     None => self.unshare_hole(&mut t, &rest, blocks)?,
                 };
                 self.finish(t, work, &range.inodes())?;
@@ -111,17 +112,19 @@ impl XfsFileChanges<'_> {
         Ok(all - rest.blocks)
     }
 
-    /// Maps the blocks of an extent of the source in the destination too.
+    /// Maps the blocks of an extent of the source in the destination too, in the place of `old`.
     pub(super) fn share_extent(
         &self,
         t: &mut XfsTransaction<'_>,
         range: &XfsCloneRange,
         source: &XfsExtent,
-        is_mapped: bool,
+        old: Option<XfsExtent>,
     ) -> Result<Vec<DeferredWork>> {
         let (ino, offset) = range.to;
         require_extents(t, ino, 2)?;
-        self.require_tree_room(t, source)?;
+        require_room_to_unmap(t, ino, old.as_slice())?;
+        let (ag, _) = in_group(t, range.from.0, source)?;
+        require_room_to_share(t, ag)?;
         t.promise(self.tree_blocks())?;
         for ino in range.inodes() {
             let flags = t.inode(ino)?.core().flags2();
@@ -132,23 +135,7 @@ impl XfsFileChanges<'_> {
         }
         let count = XfsCountExtent::new(XfsCountOp::Increase, (source.start, source.count));
         let new = XfsExtent { offset, ..*source };
-        map_in_place(t, ino, is_mapped, &new, vec![DeferredWork::Count(count)])
-    }
-
-    /// The trees of owners and of references of the group of shared blocks grow in later
-    /// transactions, for which its blocks cannot be promised.
-    fn require_tree_room(&self, t: &mut XfsTransaction<'_>, source: &XfsExtent) -> Result<()> {
-        let outside = || {
-            let problem = format!("{source:?} is not in the volume");
-            Error::corrupt(Structure::ExtentRecord, problem)
-        };
-        let (ag, _) = t.geometry().split(source.start).ok_or_else(outside)?;
-        let levels = self.transactions.most_levels();
-        if has_room(t, ag, 2 * (levels.reverse + levels.counts))? {
-            return Ok(());
-        }
-        let what = format!("blocks for the trees of allocation group {ag}");
-        Err(Error::posix(Errno::NOSPC, what))
+        map_in_place(t, ino, old.is_some(), &new, vec![DeferredWork::Count(count)])
     }
 
     /// Makes a hole in the destination where the source has one.
@@ -160,8 +147,9 @@ impl XfsFileChanges<'_> {
     ) -> Result<Vec<DeferredWork>> {
         let (ino, at) = range.to;
         require_extents(t, ino, 1)?;
-        t.promise_of_all(self.tree_blocks())?;
+        t.promise_of_reserve(self.tree_blocks());
         let step = unmap_extents(t, ino, FORK, at.0..at.0 + blocks, MOST_UNMAPPED)?;
+        require_room_to_unmap(t, ino, &step.extents)?;
         DeferredWork::unmapped(t, (ino, FORK), &step)
     }
 }

@@ -108,6 +108,7 @@ impl XfsFileChanges<'_> {
         to: FileBlock,
     ) -> Result<()> {
         let tree_blocks = move_extent(&mut t, ino, FORK, old, to)?;
+        t.give_up((old.start, old.count));
         let of = (ino, FORK);
         let mut work: Vec<_> = DeferredWork::of_tree_blocks(ino, FORK, &tree_blocks).collect();
         work.extend(DeferredWork::reverse(&mut t, XfsReverseOp::Unmap, of, *old)?);

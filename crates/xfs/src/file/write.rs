@@ -6,11 +6,11 @@ use offshoot_vfs::{Error, Result, Structure};
 use offshoot_xfs_format::inode::XfsInodeFlags2;
 use offshoot_xfs_format::log::items::{XfsCountExtent, XfsCountOp, XfsReverseOp};
 use offshoot_xfs_format::record::{XfsExtent, XfsOwner};
-use offshoot_xfs_format::{FileBlock, FsBlock, Ino};
+use offshoot_xfs_format::{AgBlock, AgNumber, FileBlock, FsBlock, Ino};
 
 use super::{FORK, XfsFileChanges, raise_size, require_extents, retry};
 use crate::defer::DeferredWork;
-use crate::group::{ReverseOwner, shared_part};
+use crate::group::{ReverseOwner, require_tree_room, shared_part};
 use crate::inode::change::{ForkPiece, end, map_extent, next_mapped, part, piece_at, replace_part};
 use crate::trans::{AgExtent, XfsTransaction, XfsTransactionKind as Kind};
 
@@ -113,16 +113,31 @@ impl XfsFileChanges<'_> {
             return Ok(XfsWritePlace::of(&new, XfsWriteKind::Unwritten));
         };
         if old.is_unwritten {
-            return Ok(XfsWritePlace::of(&old, XfsWriteKind::Unwritten));
+            return self.own_place(t, &old, XfsWriteKind::Unwritten);
         }
         let Some(shared) = shared_range(&mut t, ino, &old)? else {
-            return Ok(XfsWritePlace::of(&old, XfsWriteKind::InPlace));
+            return self.own_place(t, &old, XfsWriteKind::InPlace);
         };
         if let Some(own) = part(&old, old.offset.0, shared.start) {
-            return Ok(XfsWritePlace::of(&own, XfsWriteKind::InPlace));
+            return self.own_place(t, &own, XfsWriteKind::InPlace);
         }
         let count = self.most_at_once(shared.end - shared.start);
         self.stage(t, ino, &XfsExtent { count, ..old }, space)
+    }
+
+    /// A place whose blocks only this file has. That is durable when it returns: before, a crash
+    /// would give them back to another file too, or to another place of this one. A force of the
+    /// log needs no block, which a copy would: a full volume may have none.
+    fn own_place(
+        &self,
+        t: XfsTransaction<'_>,
+        extent: &XfsExtent,
+        kind: XfsWriteKind,
+    ) -> Result<XfsWritePlace> {
+        let given_up = t.given_up((extent.start, extent.count));
+        drop(t);
+        given_up.map_or(Ok(()), |sequence| self.transactions.log().force(sequence))?;
+        Ok(XfsWritePlace::of(extent, kind))
     }
 
     /// Stages blocks for data that takes the place of `old`, or of its front.
@@ -135,7 +150,7 @@ impl XfsFileChanges<'_> {
     ) -> Result<XfsWritePlace> {
         match space {
             SpaceFor::Data => t.promise(old.count.into())?,
-            SpaceFor::Removal => t.promise_of_all(old.count.into())?,
+            SpaceFor::Removal => t.promise_of_reserve(old.count.into()),
         }
         let near = t.geometry().split(old.start);
         let owner = ReverseOwner::special(XfsOwner::Staging);
@@ -147,11 +162,13 @@ impl XfsFileChanges<'_> {
     }
 
     /// Makes visible what was written to places of a file, and raises its size to `size`. What lies
-    /// between its old size and the first place becomes zeros.
+    /// between its old size and the first place becomes zeros. Where the file has other unwritten
+    /// blocks by now, these stay unwritten: nothing is known about what they hold.
     ///
     /// # Errors
-    /// `ENOSPC` when a tree of extents has to grow and no block at all is free. The file keeps what
-    /// it had in the place of staged blocks that are not committed, and these are given back.
+    /// `ENOSPC` when a tree of extents has to grow and not even the reserve has a block. The file
+    /// keeps what it had in the place of staged blocks that are not committed, and these are given
+    /// back.
     pub(crate) fn commit_write(
         &self,
         ino: Ino,
@@ -222,7 +239,8 @@ impl XfsFileChanges<'_> {
         let (at, blocks) = (place.at.0, u64::from(place.count));
         let ForkPiece { extent, blocks } = piece_at(&mut t, ino, FORK, at, blocks)?;
         let done = u32::try_from(blocks).unwrap_or(place.count);
-        let Some(old) = extent.filter(|old| old.is_unwritten) else { return Ok((done, false)) };
+        let is_ours = |old: &XfsExtent| old.is_unwritten && old.start == place.start;
+        let Some(old) = extent.filter(is_ours) else { return Ok((done, false)) };
         let work = self.convert_extent(&mut t, ino, &old)?;
         let is_last = done == place.count;
         if let Some(size) = size.filter(|_| is_last) {
@@ -241,7 +259,7 @@ impl XfsFileChanges<'_> {
     ) -> Result<Vec<DeferredWork>> {
         require_extents(t, ino, 2)?;
         // The data is written already.
-        t.promise_of_all(self.tree_blocks())?;
+        t.promise_of_reserve(self.tree_blocks());
         let new = XfsExtent { is_unwritten: !old.is_unwritten, ..*old };
         let (_, tree_blocks) = replace_part(t, ino, FORK, &new)?;
         let mut work: Vec<_> = DeferredWork::of_tree_blocks(ino, FORK, &tree_blocks).collect();
@@ -278,7 +296,8 @@ impl XfsFileChanges<'_> {
         let old = piece_at(t, ino, FORK, staged.at.0, staged.count.into())?;
         let count = u32::try_from(old.blocks).unwrap_or(staged.count).min(staged.count);
         // The data is written already.
-        t.promise_of_all(self.tree_blocks())?;
+        t.promise_of_reserve(self.tree_blocks());
+        require_room_to_unmap(t, ino, old.extent.as_slice())?;
         let (offset, start) = (staged.at, staged.start);
         let new = XfsExtent { offset, start, count, is_unwritten: false };
         let unstaged = DeferredWork::unstaged(t.geometry(), (start, count), false);
@@ -315,6 +334,33 @@ pub(super) fn map_in_place(
     Ok(work)
 }
 
+/// Proves that the groups of extents have blocks for their trees when a file gives these up. What
+/// it shares stays allocated, so that gives none back.
+pub(super) fn require_room_to_unmap(
+    t: &mut XfsTransaction<'_>,
+    ino: Ino,
+    extents: &[XfsExtent],
+) -> Result<()> {
+    if !t.inode(ino)?.core().flags2().contains(XfsInodeFlags2::REFLINK) {
+        return Ok(());
+    }
+    let groups = extents.iter().map(|old| in_group(t, ino, old).map(|(ag, _)| ag));
+    let groups = groups.collect::<Result<_>>()?;
+    require_tree_room(t, &groups)
+}
+
+/// The group of an extent of a file, and its first block there.
+pub(super) fn in_group(
+    t: &XfsTransaction<'_>,
+    ino: Ino,
+    extent: &XfsExtent,
+) -> Result<(AgNumber, AgBlock)> {
+    t.geometry().split(extent.start).ok_or_else(|| {
+        let problem = format!("inode {ino}: {extent:?} is not in the volume");
+        Error::corrupt(Structure::ExtentRecord, problem)
+    })
+}
+
 /// The first blocks in a row of an extent of a file that other files have too, as blocks of the
 /// file. Locks the AGF of a file that may share blocks.
 pub(super) fn shared_range(
@@ -325,11 +371,7 @@ pub(super) fn shared_range(
     if !t.inode(ino)?.core().flags2().contains(XfsInodeFlags2::REFLINK) {
         return Ok(None);
     }
-    let outside = || {
-        let problem = format!("inode {ino}: {extent:?} is not in the volume");
-        Error::corrupt(Structure::ExtentRecord, problem)
-    };
-    let (ag, start) = t.geometry().split(extent.start).ok_or_else(outside)?;
+    let (ag, start) = in_group(t, ino, extent)?;
     let shared = shared_part(t, ag, AgExtent { start, count: extent.count })?;
     Ok(shared.map(|shared| {
         let first = extent.offset.0 + u64::from(shared.start.0.saturating_sub(start.0));

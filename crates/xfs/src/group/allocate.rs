@@ -11,7 +11,7 @@ use super::headers::agf;
 use super::reverse::{self, ReverseOwner};
 use super::{free_list, held_back, tree};
 use crate::btree::edit::XfsTreeEdit;
-use crate::trans::{AgExtent, CountChanges, XfsTransaction};
+use crate::trans::{AgExtent, BusyBlocks, CountChanges, XfsTransaction};
 
 /// How many free extents on each side of a place are looked at before the tree by size is.
 const NEAR_EXTENTS: usize = 32;
@@ -98,7 +98,8 @@ impl ExtentWish {
 /// What a search has found.
 struct BestExtent<'a> {
     wish: &'a ExtentWish,
-    busy: &'a [AgExtent],
+    /// What may not be taken yet.
+    busy: Option<&'a BusyBlocks<'a>>,
     /// The free extent, and the part of it that is taken.
     found: Option<(AgExtent, AgExtent)>,
 }
@@ -107,7 +108,8 @@ impl BestExtent<'_> {
     /// Looks at a free extent.
     fn look(&mut self, record: XfsFreeExtent) {
         let free = AgExtent::new(record.start.get(), record.count.get());
-        for piece in without(free, self.busy) {
+        let busy = self.busy.map(|busy| busy.in_extent(free)).unwrap_or_default();
+        for piece in without(free, &busy) {
             let Some(part) = self.wish.of(piece) else { continue };
             let rank = |part: AgExtent| (std::cmp::Reverse(part.count), self.wish.distance(part));
             if self.found.is_none_or(|(_, best)| rank(part) < rank(best)) {
@@ -140,6 +142,18 @@ fn without(free: AgExtent, busy: &[AgExtent]) -> Vec<AgExtent> {
     parts
 }
 
+/// What a group has for a wish.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum GroupAnswer {
+    Extent(AgExtent),
+    /// None that suits.
+    Nothing,
+    /// None, but blocks become usable when the log is on the device.
+    Busy,
+    /// Another transaction has the group, and this one must not wait for it.
+    Locked,
+}
+
 /// Allocates an extent; `None` when the group has none that suits. Nothing of the group is changed
 /// then, so that the transaction can release it, unless the free list took the last piece that
 /// suited. Locks the AGF.
@@ -148,33 +162,39 @@ pub(crate) fn allocate(
     ag: AgNumber,
     wish: &ExtentWish,
 ) -> Result<Option<AgExtent>> {
+    let mut answer = allocate_now(t, ag, wish)?;
+    if answer == GroupAnswer::Busy {
+        t.engine().log().force_all()?;
+        answer = allocate_now(t, ag, wish)?;
+    }
+    let GroupAnswer::Extent(found) = answer else { return Ok(None) };
+    Ok(Some(found))
+}
+
+/// The same, of what may be used without waiting for the log.
+pub(super) fn allocate_now(
+    t: &mut XfsTransaction<'_>,
+    ag: AgNumber,
+    wish: &ExtentWish,
+) -> Result<GroupAnswer> {
     // Before anything is changed: a group without room is left as it is.
     if agf(t, ag)?.longest.get() < wish.least {
-        return Ok(None);
+        return Ok(GroupAnswer::Nothing);
     }
     let room = u32::try_from(room(t, ag, wish)?).unwrap_or(u32::MAX);
     if room < wish.least.max(1) {
-        return Ok(None);
+        return Ok(GroupAnswer::Nothing);
     }
     let wish = &ExtentWish { most: wish.most.min(room), ..*wish };
-    let mut found = prepare_and_take(t, ag, wish)?;
-    if found.is_none() && !t.busy(ag).is_empty() {
-        // What others have freed becomes usable once the log is on the device.
-        t.engine().log().force_all()?;
-        found = prepare_and_take(t, ag, wish)?;
-    }
-    let Some(extent) = found else { return Ok(None) };
+    let Some(extent) = prepare_and_take(t, ag, wish)? else {
+        let waits = !wish.may_be_busy && t.waits_for_log(ag);
+        return Ok(if waits { GroupAnswer::Busy } else { GroupAnswer::Nothing });
+    };
     if let Some(owner) = &wish.owner {
         reverse::map(t, ag, &owner.over(extent))?;
     }
     t.count(CountChanges { free_blocks: -i64::from(extent.count), ..CountChanges::default() });
-    Ok(Some(extent))
-}
-
-/// Whether a group has this many free blocks beside those that it holds back for its trees. Locks
-/// the AGF.
-pub(crate) fn has_room(t: &mut XfsTransaction<'_>, ag: AgNumber, blocks: u64) -> Result<bool> {
-    Ok(room(t, ag, &ExtentWish::blocks(1))? >= blocks)
+    Ok(GroupAnswer::Extent(extent))
 }
 
 /// Takes an extent, and prepares the free list for that if one is there.
@@ -204,8 +224,7 @@ fn has_piece(t: &mut XfsTransaction<'_>, ag: AgNumber, wish: &ExtentWish) -> Res
     let to_fill = if wish.least <= 1 { 0 } else { to_fill(t, &agf) };
     let least = wish.least.saturating_add(to_fill);
     let wish = ExtentWish { least, most: wish.most.max(least), ..*wish };
-    let busy = if wish.may_be_busy { Vec::new() } else { t.busy(ag) };
-    Ok(find(t, ag, &wish, &busy)?.is_some())
+    Ok(find(t, ag, &wish)?.is_some())
 }
 
 /// The blocks that the free list needs before a change of the trees.
@@ -215,10 +234,10 @@ fn to_fill(t: &XfsTransaction<'_>, agf: &Agf) -> u32 {
 
 /// The blocks that an allocation may take from a group: the free ones, less what the free list
 /// needs, what the trees of the group may need, and what is to be left.
-fn room(t: &mut XfsTransaction<'_>, ag: AgNumber, wish: &ExtentWish) -> Result<u64> {
+pub(super) fn room(t: &mut XfsTransaction<'_>, ag: AgNumber, wish: &ExtentWish) -> Result<u64> {
     let agf = agf(t, ag)?;
     let to_fill = to_fill(t, &agf);
-    let kept = held_back::kept(t, &agf, ag, wish.kept)?;
+    let kept = held_back::kept(t, &agf, ag, wish.kept);
     let free = u64::from(agf.freeblks.get());
     Ok(free.saturating_sub(u64::from(to_fill) + kept + wish.left))
 }
@@ -229,8 +248,7 @@ pub(super) fn take_free(
     ag: AgNumber,
     wish: &ExtentWish,
 ) -> Result<Option<AgExtent>> {
-    let busy = if wish.may_be_busy { Vec::new() } else { t.busy(ag) };
-    let Some((free, part)) = find(t, ag, wish, &busy)? else { return Ok(None) };
+    let Some((free, part)) = find(t, ag, wish)? else { return Ok(None) };
     let left = AgExtent::new(free.start.0, part.start.0 - free.start.0);
     let right = AgExtent::new(part.end(), free.end() - part.end());
     let rests: Vec<_> = [left, right].into_iter().filter(|rest| rest.count > 0).collect();
@@ -259,9 +277,9 @@ fn find(
     t: &mut XfsTransaction<'_>,
     ag: AgNumber,
     wish: &ExtentWish,
-    busy: &[AgExtent],
 ) -> Result<Option<(AgExtent, AgExtent)>> {
-    let mut best = BestExtent { wish, busy, found: None };
+    let busy = t.busy(ag);
+    let mut best = BestExtent { wish, busy: (!wish.may_be_busy).then_some(&busy), found: None };
     if let Some(near) = wish.near {
         tree::edit(t, ag, XfsTree::FreeByBlock, |tree| look_near(tree, near, &mut best))?;
         if wish.is_exact || best.is_enough() {

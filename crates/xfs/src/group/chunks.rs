@@ -13,10 +13,10 @@ use offshoot_xfs_format::{AgBlock, AgIno, AgNumber, Ino, XfsGeometry};
 
 use super::allocate::{ExtentWish, allocate};
 use super::free::{FreedFrom, free_extent};
-use super::headers::{add, agi, change_agi};
+use super::headers::{add, agi, agi_run, change_agi, lock_in_order};
 use super::reverse::ReverseOwner;
 use super::tree;
-use crate::buffer::DiskRun;
+use crate::buffer::{BufferRole, DiskRun};
 use crate::trans::{AgExtent, CountChanges, XfsTransaction};
 
 /// The inodes that one bit of a hole mask stands for.
@@ -24,18 +24,36 @@ const INODES_PER_HOLE_BIT: u32 = 4;
 
 /// Makes a chunk of inodes in a group, of which some are not there if free space has no whole one.
 /// Returns false when the group has no room for a cluster either, or when the volume has as many
-/// inodes as it may have; the group is unchanged then. Locks the AGI and the AGF.
+/// inodes as it may have; the group is released then, unless the transaction has changed it. Locks
+/// the AGI and the AGF.
+///
+/// # Errors
+/// `EAGAIN` when another transaction has the group, and this one has one behind it.
 pub(crate) fn make_chunk(
     t: &mut XfsTransaction<'_>,
     ag: AgNumber,
     generation: u32,
 ) -> Result<bool> {
+    let mut before = t.held_buffers();
+    // Locked when the caller looked for a free inode.
+    before.remove(&agi_run(t, ag).at);
+    let is_made = make_locked_chunk(t, ag, generation)?;
+    if !is_made {
+        t.release_unchanged(&before);
+    }
+    Ok(is_made)
+}
+
+fn make_locked_chunk(t: &mut XfsTransaction<'_>, ag: AgNumber, generation: u32) -> Result<bool> {
     let geometry = t.geometry();
     let per_block = geometry.inodes_per_block_log();
     let blocks = (CHUNK_INODES >> per_block).max(1);
     let fields = t.engine().superblock();
     if t.inodes_with(blocks << per_block) > most_inodes(fields, geometry, blocks) {
         return Ok(false);
+    }
+    for role in [BufferRole::Inodes(ag), BufferRole::FreeSpace(ag)] {
+        lock_in_order(t, role)?;
     }
     let header = agi(t, ag)?;
     let (alignment, part) = (fields.inoalignmt.get(), fields.spino_align.get());

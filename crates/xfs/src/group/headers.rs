@@ -1,6 +1,6 @@
 //! The headers of a group, as a transaction reads and changes them.
 
-use offshoot_vfs::{Error, Result, Structure};
+use offshoot_vfs::{Errno, Error, Result, Structure};
 use offshoot_xfs_format::group::{Agf, Agfl, AgflHeader, Agi};
 use offshoot_xfs_format::ids::BASIC_BLOCK;
 use offshoot_xfs_format::{AgNumber, BasicBlock};
@@ -17,6 +17,26 @@ fn run(t: &XfsTransaction<'_>, offset: u64) -> DiskRun {
 /// Where a group has its AGF.
 pub(super) fn agf_run(t: &XfsTransaction<'_>, ag: AgNumber) -> DiskRun {
     run(t, Agf::offset(t.geometry(), ag))
+}
+
+/// Locks the AGI or the AGF of a group. The transaction waits for it only in the order of groups.
+///
+/// # Errors
+/// `EAGAIN` when another transaction has it, and waiting for that may never end.
+pub(super) fn lock_in_order(t: &mut XfsTransaction<'_>, role: BufferRole) -> Result<()> {
+    let run = match role {
+        BufferRole::Inodes(ag) => agi_run(t, ag),
+        BufferRole::FreeSpace(ag) => agf_run(t, ag),
+        _ => return Ok(()),
+    };
+    if t.may_wait_for(role) {
+        return t.read(run, role).map(drop);
+    }
+    if t.try_hold(run, role)? {
+        return Ok(());
+    }
+    let what = format!("{role:?} is locked, and waiting for it may never end");
+    Err(Error::posix(Errno::AGAIN, what))
 }
 
 /// The AGF of a group. Locks it.
@@ -38,9 +58,14 @@ pub(super) fn change_agf(
     t.put(run.at, 0, fields.as_bytes())
 }
 
+/// Where a group has its AGI.
+pub(super) fn agi_run(t: &XfsTransaction<'_>, ag: AgNumber) -> DiskRun {
+    run(t, Agi::offset(t.geometry(), ag))
+}
+
 /// The AGI of a group. Locks it.
 pub(super) fn agi(t: &mut XfsTransaction<'_>, ag: AgNumber) -> Result<Agi> {
-    let run = run(t, Agi::offset(t.geometry(), ag));
+    let run = agi_run(t, ag);
     let bytes = t.read(run, BufferRole::Inodes(ag))?;
     Agi::view(bytes).copied().map_err(malformed)
 }

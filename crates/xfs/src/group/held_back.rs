@@ -4,8 +4,13 @@
 //!
 //! In a new group of 65,536 blocks of 4 KiB these are 67, 394 and 800 blocks: 1,261, of which 3 are
 //! used (`xfs_db -c agresv`).
+//!
+//! Only chains take them, for those trees. What makes written data visible, or removes some, takes
+//! blocks of the reserve of the volume instead, which lie in any group beside these.
 
-use offshoot_vfs::{Error, Result, Structure};
+use std::collections::BTreeSet;
+
+use offshoot_vfs::{Errno, Error, Result, Structure};
 use offshoot_xfs_format::btree::{XfsBtreeBlock, XfsTree};
 use offshoot_xfs_format::features::XfsRoCompat;
 use offshoot_xfs_format::geometry::XfsLayout;
@@ -14,11 +19,16 @@ use offshoot_xfs_format::record::CHUNK_INODES;
 use offshoot_xfs_format::superblock::XfsSuperblockFields;
 use offshoot_xfs_format::{AgBlock, AgNumber, XfsGeometry};
 
-use super::allocate::KeptBlocks;
+use super::allocate::{ExtentWish, KeptBlocks, room};
+use super::headers::{agf, lock_in_order};
 use super::{in_agf, in_agi};
 use crate::btree::XfsTreeRoot;
-use crate::buffer::XfsBuffers;
+use crate::buffer::{BufferRole, XfsBuffers};
 use crate::trans::XfsTransaction;
+
+/// The blocks of each group that count as free and lie in its free list, about: as many as the
+/// kernel sets aside.
+const SET_ASIDE: u64 = 8;
 
 /// What a group keeps for its trees.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -52,69 +62,135 @@ pub(crate) fn held_back(
 ) -> Result<HeldBack> {
     let geometry = buffers.geometry();
     let agf = in_agf(buffers, ag, |agf| *agf)?;
-    Ok(of_other_trees(buffers, fields, &agf, ag)? + of_reverse_map(geometry, &agf, ag))
+    let free_inodes = free_inode_tree(buffers, fields, ag)?;
+    Ok(of_other_trees(geometry, &agf, ag, free_inodes) + of_reverse_map(geometry, &agf, ag))
 }
 
-/// What all groups keep, of the free blocks that the superblock counts. Those of a reverse map are
-/// among these also when it has them.
+/// What no file gets of the free blocks that the superblock counts, in all groups. Those of a
+/// reverse map are among these also when it has them; and so are the blocks of the trees of free
+/// space, and of free lists.
 pub(crate) fn held_back_of_all(buffers: &XfsBuffers, fields: &XfsSuperblockFields) -> Result<u64> {
     let geometry = buffers.geometry();
     (0..geometry.ag_count).map(AgNumber).try_fold(0, |sum, ag| {
         let agf = in_agf(buffers, ag, |agf| *agf)?;
-        let others = of_other_trees(buffers, fields, &agf, ag)?;
-        Ok(sum + others.rest() + of_reverse_map(geometry, &agf, ag).reserved)
+        let others = of_other_trees(geometry, &agf, ag, free_inode_tree(buffers, fields, ag)?);
+        // All blocks of these trees but the roots, and all of the reverse map.
+        let mapping = u64::from(agf.rmap_blocks.get().saturating_sub(1));
+        let of_free_space = u64::from(agf.btreeblks.get()).saturating_sub(mapping);
+        let reverse = of_reverse_map(geometry, &agf, ag).reserved;
+        Ok(sum + others.rest() + reverse + of_free_space + SET_ASIDE)
     })
+}
+
+/// The blocks of the tree of free inodes of each group.
+pub(crate) fn free_inode_trees(
+    buffers: &XfsBuffers,
+    fields: &XfsSuperblockFields,
+) -> Result<Vec<u64>> {
+    let groups = (0..buffers.geometry().ag_count).map(AgNumber);
+    groups.map(|ag| free_inode_tree(buffers, fields, ag)).collect()
+}
+
+/// The blocks of the tree of free inodes of a group. On some volumes no header counts them, so the
+/// tree is read: nothing may change it meanwhile.
+fn free_inode_tree(
+    buffers: &XfsBuffers,
+    fields: &XfsSuperblockFields,
+    ag: AgNumber,
+) -> Result<u64> {
+    if !buffers.geometry().layout.contains(XfsLayout::FREE_INODES) {
+        return Ok(0);
+    }
+    let agi = in_agi(buffers, ag, |agi| *agi)?;
+    if fields.ro_compat().contains(XfsRoCompat::INOBTCNT) {
+        return Ok(agi.fblocks.get().into());
+    }
+    let (block, levels) = (AgBlock(agi.free_root.get()), agi.free_level.get());
+    tree_blocks(buffers, XfsTreeRoot::Group { tree: XfsTree::FreeInodes, ag, block, levels })
 }
 
 /// The blocks of group `ag`, whose AGF is `agf`, that an allocation has to leave.
-pub(super) fn kept(
-    t: &XfsTransaction<'_>,
-    agf: &Agf,
-    ag: AgNumber,
-    which: KeptBlocks,
-) -> Result<u64> {
-    let engine = t.engine();
-    let reverse = || of_reverse_map(engine.geometry(), agf, ag).rest();
-    Ok(match which {
+pub(super) fn kept(t: &XfsTransaction<'_>, agf: &Agf, ag: AgNumber, which: KeptBlocks) -> u64 {
+    let geometry = t.geometry();
+    let reverse = of_reverse_map(geometry, agf, ag);
+    match which {
         KeptBlocks::None => 0,
-        KeptBlocks::OfReverseMap => reverse(),
+        KeptBlocks::OfReverseMap => reverse.rest(),
         KeptBlocks::All => {
-            // The AGI comes before the AGF, so it is not locked here. What was committed last may
-            // miss a block of this transaction.
-            let others = of_other_trees(engine.buffers(), engine.superblock(), agf, ag)?;
-            reverse() + others.rest()
+            // A reverse map may be larger than what is held back for it, when many blocks are
+            // shared. A chain has a few even then.
+            let least = reverse.reserved.min(tree_room(t));
+            let others = of_other_trees(geometry, agf, ag, t.free_inode_tree(ag));
+            reverse.rest().max(least) + others.rest()
         }
-    })
+    }
 }
 
-/// What a group keeps for its trees of free inodes and of reference counts.
+/// The blocks that one step of a chain may need for the trees of a group.
+fn tree_room(t: &XfsTransaction<'_>) -> u64 {
+    let levels = t.engine().most_levels();
+    2 * (levels.reverse + levels.counts)
+}
+
+/// Proves that the trees of groups can grow in the later steps of a chain, for which their blocks
+/// cannot be promised. These blocks are held back for that, so it fails only when most of them are
+/// used: a reverse map has more records than its group has blocks when many of these are shared.
+/// Locks the AGFs, and releases them again.
+///
+/// # Errors
+/// `ENOSPC` when they cannot, and `EAGAIN` when another transaction has a group, and this one has
+/// one behind it.
+pub(crate) fn require_tree_room(
+    t: &mut XfsTransaction<'_>,
+    groups: &BTreeSet<AgNumber>,
+) -> Result<()> {
+    groups.iter().try_for_each(|ag| require_room(t, *ag, 0))
+}
+
+/// The same for a group some of whose blocks get one more owner. As in the kernel, a tenth of what
+/// it holds back has to be left: its trees may grow again when the sharing ends.
+pub(crate) fn require_room_to_share(t: &mut XfsTransaction<'_>, ag: AgNumber) -> Result<()> {
+    require_room(t, ag, 10)
+}
+
+/// Proves that a group has free blocks for one step of a chain, with those that it holds back; and
+/// one of so many parts of what it held back when it was new.
+fn require_room(t: &mut XfsTransaction<'_>, ag: AgNumber, parts: u64) -> Result<()> {
+    let before = t.held_buffers();
+    lock_in_order(t, BufferRole::FreeSpace(ag))?;
+    let (agf, geometry) = (agf(t, ag)?, t.geometry());
+    let all = of_other_trees(geometry, &agf, ag, 0) + of_reverse_map(geometry, &agf, ag);
+    let needed = tree_room(t).max(all.reserved.checked_div(parts).unwrap_or(0));
+    let wish = ExtentWish { kept: KeptBlocks::None, ..ExtentWish::blocks(1) };
+    let free = room(t, ag, &wish)?;
+    t.release_unchanged(&before);
+    if free >= needed {
+        return Ok(());
+    }
+    let what = format!("{needed} blocks for the trees of allocation group {ag}, which has {free}");
+    Err(Error::posix(Errno::NOSPC, what))
+}
+
+/// What a group keeps for its trees of free inodes, which has this many blocks, and of reference
+/// counts.
 fn of_other_trees(
-    buffers: &XfsBuffers,
-    fields: &XfsSuperblockFields,
+    geometry: &XfsGeometry,
     agf: &Agf,
     ag: AgNumber,
-) -> Result<HeldBack> {
-    let geometry = buffers.geometry();
+    free_inode_tree: u64,
+) -> HeldBack {
     let blocks = usable_blocks(geometry, ag);
     let mut all = HeldBack::default();
     if geometry.layout.contains(XfsLayout::FREE_INODES) {
         let chunks = (blocks << geometry.inodes_per_block_log()) / u64::from(CHUNK_INODES);
         all.reserved += most_blocks(geometry, XfsTree::FreeInodes, chunks);
-        let is_counted = fields.ro_compat().contains(XfsRoCompat::INOBTCNT);
-        let agi = in_agi(buffers, ag, |agi| *agi)?;
-        all.used += if is_counted {
-            agi.fblocks.get().into()
-        } else {
-            let (block, levels) = (AgBlock(agi.free_root.get()), agi.free_level.get());
-            let tree = XfsTree::FreeInodes;
-            tree_blocks(buffers, XfsTreeRoot::Group { tree, ag, block, levels })?
-        };
+        all.used += free_inode_tree;
     }
     if geometry.layout.contains(XfsLayout::SHARED_BLOCKS) {
         all.reserved += most_blocks(geometry, XfsTree::ReferenceCounts, blocks);
         all.used += u64::from(agf.refcount_blocks.get());
     }
-    Ok(all)
+    all
 }
 
 /// What a group keeps for its reverse map.

@@ -9,17 +9,22 @@ use offshoot_xfs_format::record::{CHUNK_INODES, XfsInodeChunk};
 use offshoot_xfs_format::{AgIno, AgNumber, Ino};
 
 use super::chunks::{self, contradiction, set_chunk, split};
-use super::headers::{add, agi, change_agi};
+use super::headers::{add, agi, change_agi, lock_in_order};
 use super::tree;
+use crate::buffer::BufferRole;
 use crate::trans::{ChangedFork, CountChanges, ForkName, XfsTransaction};
 
 /// Takes a free inode of a group, best near to `near`; `None` when the group has none: then the
 /// caller makes a chunk. Locks the AGI.
+///
+/// # Errors
+/// `EAGAIN` when another transaction has the group, and this one has one behind it.
 pub(crate) fn take_inode(
     t: &mut XfsTransaction<'_>,
     ag: AgNumber,
     near: AgIno,
 ) -> Result<Option<Ino>> {
+    lock_in_order(t, BufferRole::Inodes(ag))?;
     if agi(t, ag)?.freecount.get() == 0 {
         return Ok(None);
     }
@@ -77,6 +82,7 @@ fn change_free(
 /// inode is in no list of unlinked ones any more. Locks the inode, the AGI, and the AGF.
 pub(crate) fn free_inode(t: &mut XfsTransaction<'_>, ino: Ino) -> Result<()> {
     let (ag, inode) = split(t, ino)?;
+    lock_in_order(t, BufferRole::Inodes(ag))?;
     reset_core(t, ino)?;
     let chunk = chunks::chunk_of(t, ag, inode)?;
     let bit = 1 << ((inode.0 - chunk.start().0) % CHUNK_INODES);
@@ -129,6 +135,7 @@ pub(crate) fn first_unlinked(
     ag: AgNumber,
     list: usize,
 ) -> Result<Option<AgIno>> {
+    lock_in_order(t, BufferRole::Inodes(ag))?;
     let first = agi(t, ag)?.unlinked.get(list).map_or(AgIno::NULL, |first| AgIno(first.get()));
     Ok((first != AgIno::NULL).then_some(first))
 }

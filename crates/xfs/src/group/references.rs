@@ -5,11 +5,11 @@
 //! the same count are one record.
 
 use offshoot_vfs::{Error, Result, Structure};
-use offshoot_xfs_format::AgNumber;
 use offshoot_xfs_format::btree::{XfsSearchKey, XfsTree};
 use offshoot_xfs_format::geometry::XfsLayout;
 use offshoot_xfs_format::log::items::XfsCountOp;
 use offshoot_xfs_format::record::{STAGED, XfsSharedExtent};
+use offshoot_xfs_format::{AgBlock, AgNumber};
 
 use super::{free_list, tree};
 use crate::trans::{AgExtent, XfsTransaction};
@@ -100,6 +100,11 @@ pub(crate) fn change_references(
         if !is_staging && references == 0 {
             step.freed.push(AgExtent::new(inside.start, inside.count));
         }
+        if op == XfsCountOp::Decrease && references == 1 {
+            // The last file may write to them in place now.
+            let start = t.geometry().fs_block(ag, AgBlock(inside.start));
+            t.give_up((start, inside.count));
+        }
         changed.extend([
             run.part(run.start, first),
             CountedRun { references, ..inside },
@@ -149,9 +154,10 @@ fn runs(
             if run.start > last || (run.start ^ first) & STAGED != 0 {
                 break;
             }
-            if found.len() == STEP_RECORDS {
-                // What lies in front of this record is one step.
-                return Ok((found, run.start.min(last)));
+            // What lies in front of the next record is one step. The record behind the last block
+            // is no part of it, but may have to be joined.
+            if found.len() >= STEP_RECORDS && run.start < last {
+                return Ok((found, run.start));
             }
             found.push(run);
             next = tree.next()?;

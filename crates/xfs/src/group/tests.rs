@@ -1,16 +1,21 @@
 use offshoot_testkit::xfs::disk::XfsDisk;
 use offshoot_testkit::xfs::judges;
+use offshoot_vfs::Errno;
+use offshoot_xfs_format::btree::{XfsSearchKey, XfsTree};
+use offshoot_xfs_format::log::items::XfsCountOp;
+use offshoot_xfs_format::record::XfsSharedExtent;
 use offshoot_xfs_format::superblock::XfsSuperblock;
-use offshoot_xfs_format::{AgBlock, AgNumber};
+use offshoot_xfs_format::{AgBlock, AgIno, AgNumber};
 
 use super::allocate::KeptBlocks;
 use super::{
-    ExtentWish, FreedFrom, HeldBack, allocate, free_extent, free_list, headers, held_back,
-    make_chunk,
+    ExtentWish, FreedFrom, HeldBack, allocate, allocate_anywhere, change_references,
+    first_unlinked, free_extent, free_inode_trees, free_list, headers, held_back, held_back_of_all,
+    make_chunk, take_inode, tree,
 };
 use crate::buffer::{XfsBuffers, sector_at};
 use crate::test_volumes::engine;
-use crate::trans::{AgExtent, XfsTransactionKind as Kind, XfsTransactions};
+use crate::trans::{AgExtent, XfsTransaction, XfsTransactionKind as Kind, XfsTransactions};
 
 #[test]
 fn what_groups_keep_is_what_the_kernel_keeps() {
@@ -106,6 +111,135 @@ fn a_part_of_a_chunk_is_not_behind_the_last_whole_one() {
     assert_eq!(make(), (false, false), "the last blocks are no part of a chunk");
     free_parts(&engine, ag, &[40_004], 4);
     assert_eq!(make(), (true, true));
+}
+
+/// A record of reference counts.
+fn counted(engine: &XfsTransactions, start: u32) -> Option<(u32, u32)> {
+    let mut t = engine.begin(Kind::Truncate, 0).unwrap();
+    let key = XfsSearchKey([start.into(), 0, 0]);
+    let found = tree::edit(&mut t, AgNumber(0), XfsTree::ReferenceCounts, |tree| {
+        tree.exact::<XfsSharedExtent>(key)
+    });
+    found.unwrap().map(|record| (record.count.get(), record.references.get()))
+}
+
+/// Eight records of one block, with 2 and 3 references in turn, and behind them one with 4. When
+/// all eight get one more, the last has 4 too.
+#[test]
+fn the_last_record_of_a_step_is_joined_with_the_one_behind_it() {
+    let Some(judges) = judges::require() else { return };
+    let disk = XfsDisk::create(&judges, 600);
+    disk.mkfs("");
+    let engine = engine(&disk);
+    let first = 20_000;
+    let more = |start, count| {
+        let mut t = engine.begin(Kind::Truncate, 0).unwrap();
+        let (ag, extent) = (AgNumber(0), AgExtent::new(start, count));
+        let step = change_references(&mut t, ag, extent, XfsCountOp::Increase).unwrap();
+        t.commit().unwrap();
+        step.done
+    };
+    for at in 0..8 {
+        (0..=at % 2).for_each(|_| assert_eq!(more(first + at, 1), 1));
+    }
+    (0..3).for_each(|_| assert_eq!(more(first + 8, 1), 1));
+    assert_eq!(counted(&engine, first + 7), Some((1, 3)));
+    assert_eq!(more(first, 8), 8);
+    assert_eq!(counted(&engine, first + 6), Some((1, 3)));
+    assert_eq!(counted(&engine, first + 7), Some((2, 4)));
+    assert_eq!(counted(&engine, first + 8), None);
+}
+
+/// In each group others have freed 100 blocks, and the transaction 100.
+#[test]
+fn an_allocation_forces_the_log_once() {
+    let Some((_disk, engine)) = made("-d agcount=4") else { return };
+    let groups = || (0..4).map(AgNumber);
+    let take = |near| {
+        let mut t = engine.begin(Kind::Write, 0).unwrap();
+        for ag in groups() {
+            let wish =
+                ExtentWish { near: Some(AgBlock(near)), is_exact: true, ..ExtentWish::blocks(100) };
+            allocate(&mut t, ag, &wish).unwrap().unwrap();
+        }
+        t.commit().unwrap();
+    };
+    let release = |t: &mut XfsTransaction<'_>, start| {
+        for ag in groups() {
+            free_extent(t, ag, AgExtent::new(start, 100), FreedFrom::Nobody).unwrap();
+        }
+    };
+    let (theirs, own) = (30_000, 31_000);
+    take(theirs);
+    take(own);
+    let mut t = engine.begin_step(Kind::Truncate, 0).unwrap();
+    release(&mut t, theirs);
+    t.commit().unwrap();
+    let mut t = engine.begin_step(Kind::Truncate, 0).unwrap();
+    release(&mut t, own);
+    let forces = || engine.log().statistics().forces;
+    let before = forces();
+    let mut find = |start| {
+        let wish = ExtentWish { bounds: (start, start + 100), ..ExtentWish::blocks(100) };
+        allocate_anywhere(&mut t, None, &wish).unwrap()
+    };
+    assert_eq!(find(own), None);
+    assert_eq!(forces() - before, 1);
+    assert_eq!(find(theirs), Some((AgNumber(0), AgExtent::new(theirs, 100))));
+    assert_eq!(find(own), None);
+    assert_eq!(forces() - before, 1);
+}
+
+/// Two transactions that look for inodes in the same groups, one from the back, do not wait for
+/// each other.
+#[test]
+fn a_search_for_inodes_waits_for_no_lower_group_and_keeps_none_without_room() {
+    let Some((_disk, engine)) = made("") else { return };
+    let (low, high) = (AgNumber(1), AgNumber(2));
+    let mut t = engine.begin(Kind::CreateUnnamed, 64).unwrap();
+    headers::agf(&mut t, high).unwrap();
+    let mut other = engine.begin(Kind::CreateUnnamed, 64).unwrap();
+    headers::agi(&mut other, low).unwrap();
+    let errors = [
+        first_unlinked(&mut t, low, 0).unwrap_err(),
+        take_inode(&mut t, low, AgIno(0)).unwrap_err(),
+        make_chunk(&mut t, low, 1).unwrap_err(),
+    ];
+    assert!(errors.iter().all(|error| error.errno() == Errno::AGAIN), "{errors:?}");
+    drop(other);
+    assert_eq!(take_inode(&mut t, low, AgIno(0)).unwrap(), None);
+    drop(t);
+
+    let mut t = engine.begin(Kind::Write, 0).unwrap();
+    let wish = ExtentWish { least: 1, ..ExtentWish::blocks(1 << 20) };
+    while allocate(&mut t, low, &wish).unwrap().is_some() {}
+    t.commit().unwrap();
+    let mut t = engine.begin(Kind::CreateUnnamed, 64).unwrap();
+    assert_eq!(take_inode(&mut t, low, AgIno(0)).unwrap(), None);
+    assert!(!make_chunk(&mut t, low, 1).unwrap());
+    assert!(t.held_buffers().is_empty());
+}
+
+/// The headers of such a volume do not say how many blocks the tree of free inodes has.
+#[test]
+fn the_blocks_of_a_tree_that_no_header_counts_are_counted() {
+    let Some((disk, engine)) = made("-b size=1024 -m inobtcount=0") else { return };
+    let ag = AgNumber(0);
+    for _ in 0..150 {
+        let mut t = engine.begin(Kind::CreateUnnamed, 64).unwrap();
+        assert!(make_chunk(&mut t, ag, 1).unwrap());
+        let with_own = t.free_inode_tree(ag);
+        t.commit().unwrap();
+        assert_eq!(engine.counters().free_inode_tree(ag), with_own);
+    }
+    let found = free_inode_trees(engine.buffers(), engine.superblock()).unwrap();
+    let counted = |ag| engine.counters().free_inode_tree(AgNumber(ag));
+    assert_eq!((0..engine.geometry().ag_count).map(counted).collect::<Vec<_>>(), found);
+    assert!(found[0] > 3, "{found:?}");
+    let kept = held_back_of_all(engine.buffers(), engine.superblock()).unwrap();
+    assert_eq!(engine.counters().held_back(), kept);
+    engine.unmount().unwrap();
+    disk.assert_checks();
 }
 
 #[test]

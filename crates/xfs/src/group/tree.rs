@@ -117,9 +117,15 @@ impl GroupTree<'_, '_> {
     /// Adds to the counters of the blocks of the tree.
     fn count(&mut self, change: i64) -> Result<()> {
         let (t, ag, tree) = (&mut *self.t, self.ag, self.tree);
-        if is_held_back_for(tree) {
-            t.count(CountChanges { held_back: -change, ..CountChanges::default() });
-        }
+        let held_back = match tree {
+            XfsTree::FreeInodes | XfsTree::ReferenceCounts => -change,
+            // Its blocks count as free, and no file gets them.
+            XfsTree::FreeByBlock | XfsTree::FreeBySize => change,
+            _ => 0,
+        };
+        let is_of_free = tree == XfsTree::FreeInodes;
+        let free_inode_trees = if is_of_free { vec![(ag, change)] } else { Vec::new() };
+        t.count(CountChanges { held_back, free_inode_trees, ..CountChanges::default() });
         match tree {
             XfsTree::Inodes | XfsTree::FreeInodes => {
                 let counts = t.engine().superblock().ro_compat();
@@ -175,8 +181,9 @@ impl XfsTreeBlocks for GroupTree<'_, '_> {
             let kept = if is_kept_for_it { KeptBlocks::OfReverseMap } else { KeptBlocks::All };
             let wish = ExtentWish { near, owner, kept, ..ExtentWish::blocks(1) };
             let mut found = allocate(self.t, ag, &wish)?;
-            // A group that was filled when nothing was held back yet.
-            if found.is_none() && self.t.may_take_held_back() {
+            // A group that was filled when nothing was held back yet. A tree for which blocks are
+            // held back grows in the middle of a chain, where a failure would end all writing.
+            if found.is_none() && (is_kept_for_it || self.t.may_take_held_back()) {
                 let wish = ExtentWish { kept: KeptBlocks::None, ..wish };
                 found = allocate(self.t, ag, &wish)?;
             }

@@ -43,6 +43,8 @@ statistics! {
     records,
     /// Their bytes.
     bytes,
+    /// How often a thread wanted something to be durable.
+    forces,
     /// Barriers of the device.
     flushes,
     /// Items that were written home.

@@ -1,6 +1,7 @@
 //! One transaction: what it holds and changes.
 
 mod commit;
+mod space;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -13,7 +14,7 @@ use offshoot_xfs_format::{AgIno, AgNumber, BasicBlock, Ino, XfsGeometry, csum};
 
 use super::busy::AgExtent;
 use super::chunks::DirtyChunks;
-use super::counters::CountChanges;
+use super::counters::{CountChanges, SpaceClaim};
 use super::inode::XfsChangedInode;
 use super::inode_item::NEXT_UNLINKED;
 use super::made::MadeChunk;
@@ -21,6 +22,7 @@ use super::runs::BufferRuns;
 use super::{XfsTransactions, misused};
 use crate::buffer::{BufferRole, DiskRun, XfsBuffer};
 use crate::log::{LogSequence, LogTicket, LoggedItem};
+pub(crate) use space::BusyBlocks;
 
 /// A buffer that a transaction has locked.
 #[derive(Debug)]
@@ -55,10 +57,12 @@ pub(crate) struct XfsTransaction<'e> {
     counts: CountChanges,
     /// The free blocks that it may still take.
     promised: u64,
-    /// Whether it may take blocks that groups hold back for their trees.
-    may_take_held_back: bool,
+    /// Which of them.
+    claim: SpaceClaim,
     /// What it has freed.
     freed: Vec<(AgNumber, AgExtent)>,
+    /// What a file has lost by it, and another place has.
+    given_up: Vec<(AgNumber, AgExtent)>,
 }
 
 impl<'e> XfsTransaction<'e> {
@@ -66,7 +70,7 @@ impl<'e> XfsTransaction<'e> {
         engine: &'e XfsTransactions,
         ticket: LogTicket,
         promised: u64,
-        may_take_held_back: bool,
+        claim: SpaceClaim,
     ) -> Self {
         Self {
             engine,
@@ -76,33 +80,25 @@ impl<'e> XfsTransaction<'e> {
             others: Vec::new(),
             counts: CountChanges::default(),
             promised,
-            may_take_held_back,
+            claim,
             freed: Vec::new(),
+            given_up: Vec::new(),
         }
     }
 
-    /// Whether it may take blocks that groups hold back for their trees: it ends with more free
-    /// space than it began with, or has to succeed.
-    pub(crate) fn may_take_held_back(&self) -> bool {
-        self.may_take_held_back
+    /// Whether it may wait for the AGI or the AGF of a group: it has none that comes behind.
+    pub(crate) fn may_wait_for(&self, role: BufferRole) -> bool {
+        let held = self.buffers.values().filter_map(|held| group_order(held.role)).max();
+        held <= group_order(role)
     }
 
-    /// The highest group whose AGF the transaction has locked. It may wait for this one and for
-    /// higher ones.
-    pub(crate) fn highest_group(&self) -> Option<AgNumber> {
-        let groups = self.buffers.values().filter_map(|held| match held.role {
-            BufferRole::FreeSpace(ag) => Some(ag),
-            _ => None,
-        });
-        groups.max_by_key(|ag| ag.0)
-    }
-
-    /// Locks the AGF of a group, unless another transaction has it. Returns whether it is locked.
-    pub(crate) fn try_hold(&mut self, run: DiskRun, ag: AgNumber) -> Result<bool> {
+    /// Locks the AGI or the AGF of a group, unless another transaction has it. Returns whether it
+    /// is locked.
+    pub(crate) fn try_hold(&mut self, run: DiskRun, role: BufferRole) -> Result<bool> {
         let is_locked =
             self.buffers.contains_key(&run.at) || self.engine.shared.buffer_locks.try_lock(run.at);
         if is_locked {
-            self.hold_locked(run.into(), BufferRole::FreeSpace(ag))?;
+            self.hold_locked(run.into(), role)?;
         }
         Ok(is_locked)
     }
@@ -310,53 +306,6 @@ impl<'e> XfsTransaction<'e> {
         self.others.push(item);
     }
 
-    /// Promises itself free blocks, beside those that it began with.
-    ///
-    /// # Errors
-    /// `ENOSPC` when too few are free.
-    pub(crate) fn promise(&mut self, blocks: u64) -> Result<()> {
-        self.engine.counters.promise(blocks, self.may_take_held_back)?;
-        self.promised += blocks;
-        Ok(())
-    }
-
-    /// The same for a change that has to succeed on a full volume, and takes no more than a few
-    /// blocks: if no others are free, it may take those that groups hold back for their trees.
-    pub(crate) fn promise_of_all(&mut self, blocks: u64) -> Result<()> {
-        self.may_take_held_back = true;
-        let free = self.engine.counters.counts().free_blocks;
-        self.promise(blocks.min(free))
-    }
-
-    /// Adds to the counters of the superblock.
-    pub(crate) fn count(&mut self, changes: CountChanges) {
-        self.counts.inodes += changes.inodes;
-        self.counts.free_inodes += changes.free_inodes;
-        self.counts.free_blocks += changes.free_blocks;
-        self.counts.held_back += changes.held_back;
-    }
-
-    /// The inodes of the volume, those that the transaction has made, and `more`.
-    pub(crate) fn inodes_with(&self, more: u32) -> u64 {
-        let inodes = self.engine.counters.counts().inodes;
-        inodes.saturating_add_signed(self.counts.inodes).saturating_add(more.into())
-    }
-
-    /// Says that blocks were freed. No file gets them before that is durable.
-    pub(crate) fn add_busy(&mut self, ag: AgNumber, extent: AgExtent) {
-        self.freed.push((ag, extent));
-    }
-
-    /// The extents of a group whose freeing is not durable, ascending; those of this transaction
-    /// too.
-    pub(crate) fn busy(&self, ag: AgNumber) -> Vec<AgExtent> {
-        let durable = self.engine.log().durable();
-        let mut busy = self.engine.busy.of(ag, durable);
-        busy.extend(self.freed.iter().filter(|(group, _)| *group == ag).map(|(_, extent)| extent));
-        busy.sort_unstable();
-        busy
-    }
-
     /// Locks a buffer, and reads it unless the transaction has it.
     fn hold(&mut self, runs: BufferRuns, role: BufferRole) -> Result<()> {
         let at = runs.at();
@@ -411,6 +360,7 @@ impl<'e> XfsTransaction<'e> {
         self.others.truncate(items);
         self.counts = CountChanges::default();
         self.freed.clear();
+        self.given_up.clear();
         for (ino, inode) in &mut self.inodes {
             *inode = self.engine.load_inode(*ino)?;
         }
@@ -429,6 +379,15 @@ impl<'e> XfsTransaction<'e> {
             }
             is_kept
         });
+    }
+}
+
+/// The place of an AGI or AGF in the order in which transactions lock them.
+fn group_order(role: BufferRole) -> Option<(u32, u8)> {
+    match role {
+        BufferRole::Inodes(ag) => Some((ag.0, 0)),
+        BufferRole::FreeSpace(ag) => Some((ag.0, 1)),
+        _ => None,
     }
 }
 

@@ -78,13 +78,22 @@ impl ChangedXattrs<'_, '_> {
         Ok((needed.max(LEAST_DATA).div_ceil(8), most))
     }
 
+    /// Whether data that is in the inode, and cannot move from here, leaves no room for a fork.
+    pub(super) fn has_data_everywhere(&mut self) -> Result<bool> {
+        let (least, most) = self.offsets()?;
+        let inode = self.inode()?;
+        let is_local = matches!(inode.fork(ForkName::Data), Some(ChangedFork::Local(_)));
+        Ok(is_local && inode.core().forkoff == 0 && least > most)
+    }
+
     /// Gives an inode without an attribute fork an empty one.
     fn add_fork(&mut self) -> Result<()> {
         let (least, most) = self.offsets()?;
         let mut offset = least.max(USUAL_OFFSET.min(most));
         if offset > most {
             // Extents become a tree when they have too little room, and the root of a tree moves to
-            // a block. Other contents cannot move from here.
+            // a block. Other contents cannot move from here: the caller has to ask first whether
+            // they are in the way.
             let data = self.inode()?.fork(ForkName::Data);
             let can_move = matches!(data, Some(ChangedFork::Extents(_) | ChangedFork::Btree(_)));
             if !can_move {

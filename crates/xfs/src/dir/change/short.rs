@@ -108,6 +108,12 @@ impl ChangedDirectory<'_, '_> {
         Ok(true)
     }
 
+    /// Brings all entries of a short form to a block.
+    pub(super) fn bring_to_block(&mut self, bytes: &[u8]) -> Result<()> {
+        let short = ShortDir::parse(self.geometry(), bytes).map_err(malformed)?;
+        self.short_to_block(&short).map(drop)
+    }
+
     /// Brings all entries to a block. Returns its bytes.
     fn short_to_block(&mut self, short: &ShortDir<'_>) -> Result<Vec<u8>> {
         let geometry = self.geometry();

@@ -1,6 +1,7 @@
 //! Directories that the kernel has made, changed by transactions of ours. The kernel, our own
 //! reader and the checks find what a model says.
 
+mod attributes;
 mod cuts;
 mod forms;
 mod room;

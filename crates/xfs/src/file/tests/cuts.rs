@@ -211,7 +211,8 @@ fn each_transaction_of_a_chain_is_recovered() {
     cut_chain(&volume, &engine, one, &|t| {
         t.inode(two).unwrap();
         let source = piece_at(t, one, FORK, 6, 2).unwrap().extent.unwrap();
-        changes.share_extent(t, &range, &source, true).unwrap()
+        let old = piece_at(t, two, FORK, 12, 2).unwrap().extent;
+        changes.share_extent(t, &range, &source, old).unwrap()
     });
 
     let removed = 2 * block..7 * block;

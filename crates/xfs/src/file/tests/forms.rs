@@ -1,10 +1,14 @@
 //! Forks with many extents, hints, and limits.
 
+use std::os::unix::fs::FileExt;
+
 use offshoot_testkit::random::seed_of_run;
 use offshoot_testkit::xfs::disk::XfsDisk;
 use offshoot_vfs::Errno;
 use offshoot_xfs_format::inode::{XfsInodeFlags, XfsInodeFlags2};
 use offshoot_xfs_format::{FileBlock, Ino};
+
+use rustix::fs::{FallocateFlags, fallocate};
 
 use super::{ModelVolume, engine};
 use crate::file::share::XfsCloneRange;
@@ -99,6 +103,47 @@ fn a_hint_makes_allocations_larger() {
     assert!(found.iter().all(|found| !found.2) && written.into_iter().eq(32..47), "{found:?}");
     volume.assert_cut_recovers(&engine);
     volume.assert_unmounts(engine);
+}
+
+/// Zeros in holes, in data and in unwritten blocks, which begin and end in blocks or between them.
+#[test]
+fn zeros_are_where_the_kernel_has_them() {
+    let Some(volume) = ModelVolume::make(300, "", seed_of_run()) else { return };
+    let ranges =
+        [5..4096, 8190..12_290, 16_384..24_576, 30_000..30_001, 40_000..90_007, 200_000..200_100];
+    let mount = volume.disk.mount("", &[]);
+    for (file, ino) in volume.model.files[..2].iter().zip(0..) {
+        let file = std::fs::File::options().write(true).open(mount.path().join(file.name)).unwrap();
+        file.write_all_at(&[7; 4096], 4096).unwrap();
+        file.write_all_at(&[7; 5000], 50_000).unwrap();
+        file.set_len(150_000).unwrap();
+        fallocate(&file, FallocateFlags::KEEP_SIZE, 70_000, 9000).unwrap();
+        for range in ranges.clone().into_iter().filter(|_| ino == 0) {
+            let (flags, len) =
+                (FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE, range.end - range.start);
+            fallocate(&file, flags, range.start, len).unwrap();
+        }
+    }
+    drop(mount);
+    let engine = engine(&volume.disk);
+    let [theirs, ours] = [0, 1].map(|file| volume.model.files[file].ino);
+    for range in ranges {
+        XfsFileChanges::new(&engine, &volume.ids).zero(ours, &range).unwrap();
+    }
+    // One extent may be two on the device.
+    let blocks = |ino| {
+        let all = extents(&engine, ino).into_iter();
+        let of = |(at, count, is_unwritten)| {
+            (at..at + u64::from(count)).map(move |at| (at, is_unwritten))
+        };
+        all.flat_map(of).collect::<Vec<_>>()
+    };
+    assert_eq!(blocks(ours), blocks(theirs));
+    engine.unmount().unwrap();
+    volume.disk.assert_checks();
+    let mount = volume.disk.mount("", &[]);
+    let [theirs, ours] = ["one", "two"].map(|name| std::fs::read(mount.path().join(name)).unwrap());
+    assert!(ours == theirs);
 }
 
 /// A stripe of 64 KiB is 16 blocks.

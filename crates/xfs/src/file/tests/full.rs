@@ -1,20 +1,20 @@
 //! Volumes that are full: what needs blocks fails before it changes anything, and removals work.
 
-use offshoot_testkit::random::seed_of_run;
-use offshoot_vfs::Errno;
-use offshoot_xfs_format::FileBlock;
+use std::thread;
+
+use offshoot_testkit::random::{Random, seed_of_run};
+use offshoot_vfs::{Errno, Result};
 use offshoot_xfs_format::geometry::XfsLayout;
+use offshoot_xfs_format::record::XfsOwner;
+use offshoot_xfs_format::{AgNumber, FileBlock, Ino};
 
 use super::{ModelVolume, assert_nothing_is_staged, engine, index, store};
-use crate::file::XfsFileChanges;
 use crate::file::share::XfsCloneRange;
 use crate::file::write::XfsWriteKind;
-use crate::trans::XfsTransactions;
-
-/// The free blocks that files may have.
-fn free(engine: &XfsTransactions) -> u64 {
-    engine.counters().counts().free_blocks - engine.counters().held_back()
-}
+use crate::file::{FORK, XfsFileChanges};
+use crate::group::{self, ExtentWish, FreedFrom, KeptBlocks, ReverseOwner};
+use crate::inode::change::next_mapped;
+use crate::trans::{AgExtent, XfsTransactionKind as Kind, XfsTransactions};
 
 /// Gives a file all blocks, of which it does not use any.
 fn fill(volume: &ModelVolume, engine: &XfsTransactions, file: usize) {
@@ -36,18 +36,22 @@ fn full(options: &str) {
     let engine = engine(&volume.disk);
     let changes = XfsFileChanges::new(&engine, &volume.ids);
     let block = engine.geometry().block_size() as u64;
-    let first = free(&engine);
+    let first = engine.counters().free_for_files();
     volume.model.write(changes, 0, 0..60 * block, false);
     if engine.geometry().layout.contains(XfsLayout::SHARED_BLOCKS) {
         volume.model.share(changes, (0, 0), (1, 0), 40);
     }
     fill(&volume, &engine, 2);
-    assert!(free(&engine) < 200, "{} free blocks", free(&engine));
+    assert!(
+        engine.counters().free_for_files() < 200,
+        "{} free blocks",
+        engine.counters().free_for_files()
+    );
     let ino = volume.model.files[1].ino;
 
     // In place, nothing is needed. Shared blocks, and holes, cannot be written.
     volume.model.write(changes, 0, 45 * block..50 * block, false);
-    let left = free(&engine);
+    let left = engine.counters().free_for_files();
     for wanted in [0..20, 0..200] {
         let outcome = changes.prepare_write(ino, wanted.clone());
         if left < wanted.end {
@@ -89,7 +93,7 @@ fn full(options: &str) {
         volume.model.truncate(changes, file, 0);
     }
     engine.log().force_all().unwrap();
-    let left = free(&engine);
+    let left = engine.counters().free_for_files();
     assert!(first.abs_diff(left) < 40, "{first} blocks were free, and {left} are");
     volume.model.write(changes, 3, 0..100 * block, false);
     volume.assert_unmounts(engine);
@@ -133,4 +137,173 @@ fn written_data_becomes_visible_on_a_full_volume() {
     changes.commit_write(ino, &places, size).unwrap();
     volume.assert_cut_recovers(&engine);
     volume.assert_unmounts(engine);
+}
+
+/// What is free for files is what the kernel says, on an empty volume and with files.
+#[test]
+fn files_may_have_the_blocks_that_the_kernel_gives_them() {
+    for (mib, options) in [
+        (1 << 10, ""),
+        (300, ""),
+        (600, "-d agcount=8"),
+        (1 << 10, "-b size=1024"),
+        (1 << 10, "-m rmapbt=0"),
+        (300, "-m rmapbt=0,reflink=0,inobtcount=0"),
+    ] {
+        let Some(mut volume) = ModelVolume::make(mib, options, seed_of_run()) else { return };
+        for rounds in [0, 60] {
+            let engine = engine(&volume.disk);
+            let changes = XfsFileChanges::new(&engine, &volume.ids);
+            (0..rounds).for_each(|_| volume.model.step(changes));
+            let ours = engine.counters().free_for_files();
+            engine.unmount().unwrap();
+            let mount = volume.disk.mount("", &[]);
+            let theirs = rustix::fs::statvfs(mount.path()).unwrap().f_bavail;
+            assert_eq!(ours, theirs, "{options}, after {rounds} changes");
+        }
+    }
+}
+
+/// No group has fewer free blocks than it holds back for its trees.
+fn assert_groups_keep_theirs(engine: &XfsTransactions) {
+    for ag in (0..engine.geometry().ag_count).map(AgNumber) {
+        let kept = group::held_back(engine.buffers(), engine.superblock(), ag).unwrap();
+        let free = group::free_blocks(engine.buffers(), ag).unwrap();
+        assert!(free >= kept.rest(), "{ag}: {free} free blocks of {kept:?}");
+    }
+}
+
+/// Zeros in a part of a block that files share take a block each, also of a full volume: of the
+/// reserve, and not of what groups hold back.
+#[test]
+fn what_must_not_fail_takes_blocks_of_the_reserve() {
+    let Some(mut volume) = ModelVolume::make(300, "", seed_of_run()) else { return };
+    let engine = engine(&volume.disk);
+    let changes = XfsFileChanges::new(&engine, &volume.ids);
+    let (block, blocks) = (4096, 1500);
+    volume.model.write(changes, 0, 0..blocks * block, false);
+    for other in [1, 3] {
+        volume.model.share(changes, (0, 0), (other, 0), blocks);
+    }
+    fill(&volume, &engine, 2);
+    for at in 0..blocks {
+        volume.model.punch(changes, 1, &(at * block + 5..at * block + 9), at % 2 == 0);
+    }
+    assert_groups_keep_theirs(&engine);
+    // Without a reserve only blocks are left that groups hold back, and these stay.
+    engine.counters().set_reserve(0);
+    fill(&volume, &engine, 2);
+    let mut is_full = false;
+    for at in 0..blocks {
+        let outcome = changes.punch(volume.model.files[0].ino, &(at * block + 5..at * block + 9));
+        is_full |= outcome.is_err_and(|error| error.errno() == Errno::NOSPC);
+    }
+    assert!(is_full);
+    assert_groups_keep_theirs(&engine);
+    engine.unmount().unwrap();
+    volume.disk.assert_checks();
+}
+
+/// Takes all free blocks of a group, also those that it holds back.
+fn drain(engine: &XfsTransactions, ag: AgNumber) -> Vec<AgExtent> {
+    let (mut t, mut taken) = (engine.begin_step(Kind::Truncate, 0).unwrap(), Vec::new());
+    let owner = Some(ReverseOwner::special(XfsOwner::Inodes));
+    let kept = KeptBlocks::None;
+    let wish = ExtentWish { least: 1, owner, kept, ..ExtentWish::blocks(1 << 20) };
+    while let Some(extent) = group::allocate(&mut t, ag, &wish).unwrap() {
+        taken.push(extent);
+    }
+    t.commit().unwrap();
+    taken
+}
+
+/// The old blocks of a file are shared, in a group without free blocks: what a change would give up
+/// there stays allocated, and the trees may have to grow.
+#[test]
+fn a_chain_does_not_begin_where_trees_cannot_grow() {
+    let Some(mut volume) = ModelVolume::make(300, "", seed_of_run()) else { return };
+    let engine = engine(&volume.disk);
+    let changes = XfsFileChanges::new(&engine, &volume.ids);
+    volume.model.write(changes, 0, 0..20 * 4096, false);
+    volume.model.share(changes, (0, 0), (1, 0), 20);
+    let [first, second, third] = [0, 1, 2].map(|file| volume.model.files[file].ino);
+    let group_of = |ino| {
+        let mut t = engine.begin(Kind::ChangeTimes, 0).unwrap();
+        let extent = next_mapped(&mut t, ino, FORK, FileBlock(0)).unwrap().unwrap();
+        engine.geometry().split(extent.start).unwrap().0
+    };
+    let full = group_of(first);
+    let staged = changes.prepare_write(second, 2..5).unwrap();
+    let taken = drain(&engine, full);
+    volume.model.write(changes, 2, 0..20 * 4096, false);
+    assert_ne!(group_of(third), full);
+    let range =
+        |from, to| XfsCloneRange { from: (from, FileBlock(2)), to: (to, FileBlock(2)), blocks: 3 };
+    let outcomes = [
+        changes.clone_range(&range(third, second), None),
+        changes.clone_range(&range(first, third), None),
+        changes.punch(second, &(2 * 4096..5 * 4096)),
+        changes.commit_write(second, &staged, None),
+    ];
+    let is_full =
+        |outcome: &Result<()>| outcome.as_ref().is_err_and(|error| error.errno() == Errno::NOSPC);
+    assert!(outcomes.iter().all(is_full), "{outcomes:?}");
+    let mut t = engine.begin_step(Kind::Truncate, 0).unwrap();
+    for extent in taken {
+        let owner = ReverseOwner::special(XfsOwner::Inodes);
+        group::free_extent(&mut t, full, extent, FreedFrom::Owner(owner)).unwrap();
+    }
+    t.commit().unwrap();
+    volume.model.share(changes, (2, 2), (1, 2), 3);
+    volume.assert_unmounts(engine);
+}
+
+/// Changes a file at random. Only blocks may be missing.
+fn crowd(changes: XfsFileChanges<'_>, ino: Ino, random: &mut Random) {
+    let (at, len) = (random.below(150), 1 + random.below(9));
+    let blocks = at..at + len;
+    let bytes = at * 4096 + random.below(4096)..(at + len) * 4096;
+    let outcome = match random.below(10) {
+        0..5 => changes
+            .prepare_write(ino, blocks)
+            .and_then(|places| changes.commit_write(ino, &places, Some(bytes.end))),
+        5 => changes.punch(ino, &bytes),
+        6 => changes.zero(ino, &bytes),
+        7 => changes.truncate(ino, bytes.start),
+        _ => {
+            let to = (at + len + random.below(100)).min(200);
+            let (from, to) = ((ino, FileBlock(at)), (ino, FileBlock(to)));
+            changes.clone_range(&XfsCloneRange { from, to, blocks: len }, None)
+        }
+    };
+    let errno = outcome.map_err(|error| error.errno());
+    assert!(matches!(errno, Ok(()) | Err(Errno::NOSPC)), "{errno:?}");
+}
+
+/// Four threads change files that share blocks, on a full volume of eight groups.
+#[test]
+fn no_chain_fails_on_a_full_volume_of_many_groups() {
+    let options = "-d agcount=8";
+    let Some(mut volume) = ModelVolume::make(600, options, seed_of_run()) else { return };
+    let engine = engine(&volume.disk);
+    let changes = XfsFileChanges::new(&engine, &volume.ids);
+    volume.model.write(changes, 0, 0..150 * 4096, false);
+    for file in 1..4 {
+        volume.model.share(changes, (0, 0), (file, 0), 150);
+    }
+    fill(&volume, &engine, 3);
+    let files: Vec<_> = volume.model.files.iter().map(|file| file.ino).collect();
+    let seeds: Vec<_> = files.iter().map(|_| volume.model.random.number()).collect();
+    thread::scope(|scope| {
+        for (ino, seed) in files.iter().zip(seeds) {
+            scope.spawn(move || {
+                let mut random = Random::new(seed);
+                (0..300).for_each(|_| crowd(changes, *ino, &mut random));
+            });
+        }
+    });
+    assert_groups_keep_theirs(&engine);
+    engine.unmount().unwrap();
+    volume.disk.assert_checks();
+    drop(volume.disk.mount("", &[]));
 }

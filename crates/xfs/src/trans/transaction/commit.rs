@@ -84,13 +84,16 @@ impl XfsTransaction<'_> {
         items.made.iter().for_each(|item| item.committed());
         let sequence = sequence.transpose()?;
         if let Some(sequence) = sequence {
-            self.engine.busy.add(&self.freed, sequence);
+            let durable = self.engine.log().durable();
+            self.engine.busy.add(&self.freed, sequence, durable);
+            self.engine.given_up.add(&self.given_up, sequence, durable);
         }
         if notes_attributes {
             self.engine.has_attributes.store(true, Ordering::Relaxed);
         }
-        self.engine.counters.apply(std::mem::take(&mut self.counts), &mut self.promised);
+        self.engine.counters.apply(&std::mem::take(&mut self.counts), &mut self.promised);
         self.freed.clear();
+        self.given_up.clear();
         self.unlock_all_but(kept);
         Ok(sequence)
     }

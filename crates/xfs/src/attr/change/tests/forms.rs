@@ -9,7 +9,7 @@ use offshoot_vfs::Errno;
 use offshoot_xfs_format::attr::XattrFlags;
 use offshoot_xfs_format::hash::name_hash;
 use offshoot_xfs_format::log::items::XfsReverseOp;
-use offshoot_xfs_format::record::XfsExtent;
+use offshoot_xfs_format::record::{XfsExtent, XfsExtentItem};
 use offshoot_xfs_format::{AgNumber, FileBlock, Ino};
 use rustix::fs::{FallocateFlags, fallocate};
 
@@ -190,13 +190,8 @@ fn a_change_that_finds_no_space_in_the_middle_leaves_nothing() {
             volume.set(&engine, plain, b"name", &old);
         }
         let t = engine.begin(Kind::ChangeAttribute, BLOCKS).unwrap();
-        let (mut filling, mut taken) = (engine.begin(Kind::Write, 0).unwrap(), Vec::new());
-        for ag in (0..engine.geometry().ag_count).map(AgNumber) {
-            let wish = ExtentWish { least: 1, ..ExtentWish::blocks(1 << 20) };
-            while let Some(extent) = group::allocate(&mut filling, ag, &wish).unwrap() {
-                taken.push((ag, extent));
-            }
-        }
+        let mut taken = take_all(&engine);
+        let mut filling = engine.begin(Kind::Write, 0).unwrap();
         let (ag, last) = taken.last_mut().unwrap();
         last.count -= 20;
         let rest = AgExtent::new(last.end(), 20);
@@ -213,6 +208,74 @@ fn a_change_that_finds_no_space_in_the_middle_leaves_nothing() {
         t.commit().unwrap();
         volume.assert_cut_recovers(&engine);
     }
+    volume.assert_unmounts(engine);
+}
+
+/// Takes all blocks that files may have.
+fn take_all(engine: &XfsTransactions) -> Vec<(AgNumber, AgExtent)> {
+    let (mut t, mut taken) = (engine.begin(Kind::Write, 0).unwrap(), Vec::new());
+    for ag in (0..engine.geometry().ag_count).map(AgNumber) {
+        let wish = ExtentWish { least: 1, ..ExtentWish::blocks(1 << 20) };
+        while let Some(extent) = group::allocate(&mut t, ag, &wish).unwrap() {
+            taken.push((ag, extent));
+        }
+    }
+    t.commit().unwrap();
+    taken
+}
+
+/// The fork has nine extents, for which the inode has room, and the last is that of three values.
+/// The middle one is replaced by one beside its name: then its block goes, and the tree of ten
+/// extents would need one that no group has.
+#[test]
+fn a_value_that_readers_find_is_a_success_on_a_full_volume() {
+    let options = "-b size=1024 -m rmapbt=0";
+    let Some(mut volume) = AttributedVolume::make(options, 1) else { return };
+    let engine = engine(&volume.disk);
+    let [plain, other] = ["plain", "directory"].map(index);
+    let ino = volume.files[plain].ino;
+    let extents = |engine: &XfsTransactions| {
+        let mut t = engine.begin(Kind::ChangeTimes, 0).unwrap();
+        let inode = t.inode(ino).unwrap();
+        let fork = inode.fork(ForkName::Attributes).cloned();
+        let room = inode.room(ForkName::Attributes, engine.geometry()).unwrap();
+        let Some(ChangedFork::Extents(items)) = fork else { panic!("{fork:?}") };
+        (items, room / size_of::<XfsExtentItem>())
+    };
+    let mut number = 0;
+    let mut value = |volume: &mut AttributedVolume, file| {
+        number += 1;
+        volume.set(&engine, file, format!("value {number}").as_bytes(), &[7; 900]);
+        number
+    };
+    value(&mut volume, plain);
+    loop {
+        value(&mut volume, other);
+        let (items, most) = extents(&engine);
+        if items.len() + 1 == most {
+            break;
+        }
+        value(&mut volume, plain);
+    }
+    let numbers = [0; 3].map(|_| value(&mut volume, plain));
+    let (items, most) = extents(&engine);
+    let last = items.last().unwrap().get();
+    assert!(items.len() == most && last.count == 3, "{last:?} of {}", items.len());
+    let name = format!("value {}", numbers[1]);
+    let t = engine.begin(Kind::ChangeAttribute, BLOCKS).unwrap();
+    let taken = take_all(&engine);
+    let change = XattrChange::set(ino, trusted(name.as_bytes(), b"short"));
+    change_xattr(t, &volume.ids, change).unwrap();
+    volume.files[plain].xattrs.insert(format!("trusted.{name}").into(), b"short".to_vec());
+    let mut t = engine.begin_step(Kind::Truncate, 0).unwrap();
+    for (ag, extent) in taken {
+        group::free_extent(&mut t, ag, extent, FreedFrom::Nobody).unwrap();
+    }
+    t.commit().unwrap();
+    engine.log().force_all().unwrap();
+    volume.assert_kernel_finds(volume.disk.copy().mount("nouuid", &[RECOVERY]).path());
+    // The old entry is there still, incomplete. It goes now.
+    volume.set(&engine, plain, name.as_bytes(), &[8; 900]);
     volume.assert_unmounts(engine);
 }
 

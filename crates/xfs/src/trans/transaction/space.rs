@@ -1,0 +1,113 @@
+//! The free blocks that a transaction may take, those that it must not use yet, and what it counts.
+
+use offshoot_vfs::Result;
+use offshoot_xfs_format::{AgNumber, FsBlock};
+
+use super::XfsTransaction;
+use crate::log::LogSequence;
+use crate::trans::busy::UnsettledExtents;
+use crate::trans::{AgExtent, CountChanges, SpaceClaim};
+
+/// The blocks of a group whose freeing is not durable, for a search of free ones.
+#[derive(Debug)]
+pub(crate) struct BusyBlocks<'e> {
+    /// What others have freed.
+    table: &'e UnsettledExtents,
+    durable: LogSequence,
+    ag: AgNumber,
+    /// What the transaction itself has freed.
+    own: Vec<AgExtent>,
+}
+
+impl BusyBlocks<'_> {
+    /// Those of an extent, ascending. They may overlap.
+    pub(crate) fn in_extent(&self, extent: AgExtent) -> Vec<AgExtent> {
+        let mut busy = self.table.overlapping(self.ag, extent, self.durable);
+        let overlaps = |own: &&AgExtent| own.start.0 < extent.end() && extent.start.0 < own.end();
+        busy.extend(self.own.iter().filter(overlaps));
+        busy.sort_unstable();
+        busy
+    }
+}
+
+impl<'e> XfsTransaction<'e> {
+    /// Whether it may take blocks that groups hold back for their trees, when no others are free.
+    pub(crate) fn may_take_held_back(&self) -> bool {
+        self.claim == SpaceClaim::All
+    }
+
+    /// Promises itself free blocks, beside those that it began with.
+    ///
+    /// # Errors
+    /// `ENOSPC` when too few are free.
+    pub(crate) fn promise(&mut self, blocks: u64) -> Result<()> {
+        self.engine.counters.promise(blocks, self.claim)?;
+        self.promised += blocks;
+        Ok(())
+    }
+
+    /// The same for a change that has to succeed on a full volume, and rarely takes a block: it may
+    /// take blocks of the reserve, and gets as many of these as there are.
+    pub(crate) fn promise_of_reserve(&mut self, blocks: u64) {
+        self.claim = self.claim.max(SpaceClaim::Reserve);
+        self.promised += self.engine.counters.promise_most(blocks, self.claim);
+    }
+
+    /// Adds to the counters of the superblock.
+    pub(crate) fn count(&mut self, changes: CountChanges) {
+        self.counts.inodes += changes.inodes;
+        self.counts.free_inodes += changes.free_inodes;
+        self.counts.free_blocks += changes.free_blocks;
+        self.counts.held_back += changes.held_back;
+        self.counts.free_inode_trees.extend(changes.free_inode_trees);
+    }
+
+    /// The inodes of the volume, those that the transaction has made, and `more`.
+    pub(crate) fn inodes_with(&self, more: u32) -> u64 {
+        let inodes = self.engine.counters.counts().inodes;
+        inodes.saturating_add_signed(self.counts.inodes).saturating_add(more.into())
+    }
+
+    /// The blocks of the tree of free inodes of a group, with those that the transaction adds.
+    pub(crate) fn free_inode_tree(&self, ag: AgNumber) -> u64 {
+        let own = self.counts.free_inode_trees.iter().filter(|(group, _)| *group == ag);
+        let own: i64 = own.map(|(_, change)| change).sum();
+        self.engine.counters.free_inode_tree(ag).saturating_add_signed(own)
+    }
+
+    /// Says that blocks were freed. No file gets them before that is durable.
+    pub(crate) fn add_busy(&mut self, ag: AgNumber, extent: AgExtent) {
+        self.freed.push((ag, extent));
+    }
+
+    /// The blocks of a group whose freeing is not durable.
+    pub(crate) fn busy(&self, ag: AgNumber) -> BusyBlocks<'e> {
+        let own = self.freed.iter().filter(|(group, _)| *group == ag);
+        BusyBlocks {
+            table: &self.engine.busy,
+            durable: self.engine.log().durable(),
+            ag,
+            own: own.map(|(_, extent)| *extent).collect(),
+        }
+    }
+
+    /// Whether a force of the log would make blocks of a group free for files.
+    pub(crate) fn waits_for_log(&self, ag: AgNumber) -> bool {
+        self.engine.busy.has_any(ag, self.engine.log().durable())
+    }
+
+    /// Says that a file has lost blocks that another file has, or another place of it. Nobody
+    /// writes data to them before that is durable: after a crash the first file would show it.
+    pub(crate) fn give_up(&mut self, (start, count): (FsBlock, u32)) {
+        if let Some((ag, start)) = self.geometry().split(start) {
+            self.given_up.push((ag, AgExtent { start, count }));
+        }
+    }
+
+    /// What has to be durable before data is written to blocks; `None` when all of it is.
+    pub(crate) fn given_up(&self, (start, count): (FsBlock, u32)) -> Option<LogSequence> {
+        let (ag, start) = self.geometry().split(start)?;
+        let durable = self.engine.log().durable();
+        self.engine.given_up.last_change(ag, AgExtent { start, count }, durable)
+    }
+}
