@@ -191,7 +191,8 @@ impl DaKind {
         Malformed::new(self.structure(), problem)
     }
 
-    /// Proves what all blocks have: size, magic number, checksum, volume, owner and place.
+    /// Proves what all blocks have: size, magic number, volume, owner and place; and the checksum
+    /// of a block that is sealed.
     pub(crate) fn check(
         self,
         geometry: &XfsGeometry,
@@ -209,7 +210,11 @@ impl DaKind {
             return Ok(());
         }
         let (place, owner) = (Some(expected.place), expected.owner.map(|ino| ino.0));
-        self.identity().verify(self.structure(), block, geometry, place, owner)
+        let (identity, structure) = (self.identity(), self.structure());
+        if expected.is_sealed {
+            return identity.verify(structure, block, geometry, place, owner);
+        }
+        identity.verify_unsealed(structure, block, geometry, place, owner)
     }
 
     /// An empty block of this kind: zeros, but for the magic number and the stamp.
@@ -271,6 +276,8 @@ pub struct DaExpected {
     pub owner: Option<Ino>,
     /// The block in the fork.
     pub block: Option<FileBlock>,
+    /// Whether its checksum counts: not in a block that a transaction has changed.
+    pub is_sealed: bool,
 }
 
 /// Views the bytes from `at` on as a `T`.

@@ -165,9 +165,22 @@ impl XfsIdentity {
         place: Option<BasicBlock>,
         owner: Option<u64>,
     ) -> Result<(), Malformed> {
+        let is_right = unit.len() < self.end() || csum::is_right(unit, self.crc);
+        ensure!(structure, is_right, "its checksum is wrong");
+        self.verify_unsealed(structure, unit, geometry, place, owner)
+    }
+
+    /// Proves the same of a unit whose checksum is still to be written.
+    pub(crate) fn verify_unsealed(
+        &self,
+        structure: Structure,
+        unit: &[u8],
+        geometry: &XfsGeometry,
+        place: Option<BasicBlock>,
+        owner: Option<u64>,
+    ) -> Result<(), Malformed> {
         let len = unit.len();
         ensure!(structure, len >= self.end(), "{len} bytes, but it needs {}", self.end());
-        ensure!(structure, csum::is_right(unit, self.crc), "its checksum is wrong");
         let uuid = self.uuid_of(unit).unwrap_or_default();
         ensure!(
             structure,

@@ -284,8 +284,12 @@ fn bad_lists_are_refused() {
     assert_eq!(acl::from_disk(&[0; 4]).unwrap(), [2, 0, 0, 0]);
 }
 
-const EXPECTED: DaExpected =
-    DaExpected { place: BasicBlock(800), owner: Some(Ino(131)), block: Some(FileBlock(0)) };
+const EXPECTED: DaExpected = DaExpected {
+    place: BasicBlock(800),
+    owner: Some(Ino(131)),
+    block: Some(FileBlock(0)),
+    is_sealed: true,
+};
 
 #[test]
 fn attributes_come_and_go_in_a_leaf() {

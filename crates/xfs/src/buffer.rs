@@ -64,6 +64,88 @@ pub(crate) enum BufferRole {
     Attributes(Ino, FileBlock),
 }
 
+impl BufferRole {
+    /// Proves the bytes of a place as this. `is_sealed` is false before a changed block of a
+    /// directory or of attributes has its checksum.
+    fn verify(
+        self,
+        geometry: &XfsGeometry,
+        place: BasicBlock,
+        bytes: &[u8],
+        is_sealed: bool,
+    ) -> Result<(), Malformed> {
+        let expected =
+            |owner, block| DaExpected { place, owner: Some(owner), block: Some(block), is_sealed };
+        match self {
+            Self::Superblock => XfsSuperblock::parse(bytes).map(drop),
+            Self::FreeSpace(ag) => Agf::parse(bytes, geometry, ag).map(drop),
+            Self::Inodes(ag) => Agi::parse(bytes, geometry, ag).map(drop),
+            Self::FreeList(ag) => Agfl::parse(bytes, geometry, ag).map(drop),
+            Self::InodeCluster => Ok(()),
+            Self::TreeBlock(tree, at, owner) => {
+                XfsBtreeBlock::verify(bytes, geometry, tree, at, owner).map(drop)
+            }
+            Self::Directory(owner, block) => {
+                verify_directory(geometry, bytes, &expected(owner, block))
+            }
+            Self::Attributes(owner, block) => {
+                verify_attributes(geometry, bytes, &expected(owner, block))
+            }
+        }
+    }
+
+    /// Proves what a transaction makes of a block of a directory or of attributes, before others
+    /// see it. Blocks of the other roles have owners that prove their changes.
+    pub(crate) fn verify_changed(
+        self,
+        geometry: &XfsGeometry,
+        place: BasicBlock,
+        bytes: &[u8],
+    ) -> Result<()> {
+        if !matches!(self, Self::Directory(..) | Self::Attributes(..)) {
+            return Ok(());
+        }
+        self.verify(geometry, place, bytes, false).map_err(|problem| damaged_at(place, problem))
+    }
+
+    /// Whether it is a header, which transactions wait for in the order of all locks. Any other
+    /// buffer has one user at a time: the transaction that has locked its inode or its header.
+    pub(crate) fn is_header(self) -> bool {
+        matches!(self, Self::Superblock | Self::FreeSpace(_) | Self::Inodes(_))
+    }
+}
+
+/// Proves a block of a directory, as what its magic number says.
+fn verify_directory(
+    geometry: &XfsGeometry,
+    bytes: &[u8],
+    expected: &DaExpected,
+) -> Result<(), Malformed> {
+    match DaKind::of_directory(geometry, bytes) {
+        Some(DaKind::DirBlock) => DirBlock::parse(geometry, bytes, expected).map(drop),
+        Some(DaKind::DirData) => DirData::parse(geometry, bytes, expected).map(drop),
+        Some(DaKind::DirFree) => DirFree::parse(geometry, bytes, expected).map(drop),
+        Some(kind @ (DaKind::DirLeaf | DaKind::DirNodeLeaf)) => {
+            DirLeaf::parse(geometry, kind, bytes, expected).map(drop)
+        }
+        Some(kind @ DaKind::DirNode) => DaNode::parse(geometry, kind, bytes, expected).map(drop),
+        _ => Err(Malformed::new(Structure::DirectoryBlock, NO_MAGIC)),
+    }
+}
+
+/// Proves a block of an attribute fork, as what its magic number says.
+fn verify_attributes(
+    geometry: &XfsGeometry,
+    bytes: &[u8],
+    expected: &DaExpected,
+) -> Result<(), Malformed> {
+    match DaKind::of_attributes(geometry, bytes) {
+        Some(DaKind::AttrLeaf) => XattrLeaf::parse(geometry, bytes, expected).map(drop),
+        Some(kind @ DaKind::AttrNode) => DaNode::parse(geometry, kind, bytes, expected).map(drop),
+        _ => Err(Malformed::new(Structure::AttributeBlock, NO_MAGIC)),
+    }
+}
+
 /// A range of the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DiskRun {
@@ -77,6 +159,16 @@ impl DiskRun {
         let blocks = geometry.cluster_blocks.max(1);
         let start = AgBlock(block.0 / blocks * blocks);
         Self { at: geometry.place(ag, start), bytes: (blocks as usize) << geometry.block_log }
+    }
+
+    /// Adds a run behind others. One that follows the last of them on the device is a part of it.
+    pub(crate) fn push_to(self, runs: &mut Vec<Self>) {
+        match runs.last_mut() {
+            Some(last) if last.at.bytes() + last.bytes as u64 == self.at.bytes() => {
+                last.bytes += self.bytes;
+            }
+            _ => runs.push(self),
+        }
     }
 }
 
@@ -99,62 +191,7 @@ impl XfsBuffer {
     }
 
     fn verify(&self, geometry: &XfsGeometry) -> Result<(), Malformed> {
-        let bytes = self.bytes();
-        let expected =
-            |owner, block| DaExpected { place: self.place, owner: Some(owner), block: Some(block) };
-        match self.role {
-            BufferRole::Superblock => XfsSuperblock::parse(bytes).map(drop),
-            BufferRole::FreeSpace(ag) => Agf::parse(bytes, geometry, ag).map(drop),
-            BufferRole::Inodes(ag) => Agi::parse(bytes, geometry, ag).map(drop),
-            BufferRole::FreeList(ag) => Agfl::parse(bytes, geometry, ag).map(drop),
-            BufferRole::InodeCluster => Ok(()),
-            BufferRole::TreeBlock(tree, at, owner) => {
-                XfsBtreeBlock::verify(bytes, geometry, tree, at, owner).map(drop)
-            }
-            BufferRole::Directory(owner, block) => {
-                self.verify_directory(geometry, &expected(owner, block))
-            }
-            BufferRole::Attributes(owner, block) => {
-                self.verify_attributes(geometry, &expected(owner, block))
-            }
-        }
-    }
-
-    /// Proves a block of a directory, as what its magic number says.
-    fn verify_directory(
-        &self,
-        geometry: &XfsGeometry,
-        expected: &DaExpected,
-    ) -> Result<(), Malformed> {
-        let bytes = self.bytes();
-        match DaKind::of_directory(geometry, bytes) {
-            Some(DaKind::DirBlock) => DirBlock::parse(geometry, bytes, expected).map(drop),
-            Some(DaKind::DirData) => DirData::parse(geometry, bytes, expected).map(drop),
-            Some(DaKind::DirFree) => DirFree::parse(geometry, bytes, expected).map(drop),
-            Some(kind @ (DaKind::DirLeaf | DaKind::DirNodeLeaf)) => {
-                DirLeaf::parse(geometry, kind, bytes, expected).map(drop)
-            }
-            Some(kind @ DaKind::DirNode) => {
-                DaNode::parse(geometry, kind, bytes, expected).map(drop)
-            }
-            _ => Err(Malformed::new(Structure::DirectoryBlock, NO_MAGIC)),
-        }
-    }
-
-    /// Proves a block of an attribute fork, as what its magic number says.
-    fn verify_attributes(
-        &self,
-        geometry: &XfsGeometry,
-        expected: &DaExpected,
-    ) -> Result<(), Malformed> {
-        let bytes = self.bytes();
-        match DaKind::of_attributes(geometry, bytes) {
-            Some(DaKind::AttrLeaf) => XattrLeaf::parse(geometry, bytes, expected).map(drop),
-            Some(kind @ DaKind::AttrNode) => {
-                DaNode::parse(geometry, kind, bytes, expected).map(drop)
-            }
-            _ => Err(Malformed::new(Structure::AttributeBlock, NO_MAGIC)),
-        }
+        self.role.verify(geometry, self.place, self.bytes(), true)
     }
 
     /// A view of a block that was verified as one of a directory.

@@ -47,7 +47,7 @@ pub(crate) use allocate::ExtentWish;
 #[cfg(test)]
 pub(crate) use allocate::KeptBlocks;
 pub(crate) use reverse::ReverseOwner;
-pub(crate) use spread::{allocate_anywhere, allocate_first};
+pub(crate) use spread::{allocate_anywhere, allocate_first, hold_room_anywhere};
 #[cfg_attr(
     not(test),
     expect(unused_imports, reason = "writes through the mount will call the rest")

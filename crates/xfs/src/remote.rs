@@ -36,7 +36,12 @@ pub(crate) fn read(
         };
         let mut place = run.at;
         for part in bytes.chunks_exact(unit) {
-            let expected = DaExpected { place, owner: Some(owner), block: Some(block_of_fork) };
+            let expected = DaExpected {
+                place,
+                owner: Some(owner),
+                block: Some(block_of_fork),
+                is_sealed: true,
+            };
             let part = kind
                 .parse(geometry, part, &expected, value.len(), len)
                 .map_err(|problem| damaged_at(place, problem))?;

@@ -8,8 +8,9 @@
 //! home     later, the log has them written to their place, never before it has them itself
 //! ```
 //!
-//! Readers take no lock: they see what the last commit has published, and never a part of a
-//! transaction. Dropping a transaction undoes it.
+//! Readers take no lock: they see what the last commit has published. A reader that needs several
+//! buffers of an inode as one commit has left them asks for a moment of that inode
+//! ([`moment`](crate::buffer::XfsBuffers::moment)). Dropping a transaction undoes it.
 //!
 //! Locks are taken in this order: inodes ascending by number, AGI, clusters of inodes, AGF
 //! ascending by group, blocks of trees from the root.

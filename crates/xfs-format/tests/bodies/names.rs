@@ -18,8 +18,12 @@ use offshoot_xfs_format::{BasicBlock, FileBlock, Ino, Lsn, Malformed, XfsGeometr
 use super::geometry;
 
 /// What blocks have to be.
-const EXPECTED: DaExpected =
-    DaExpected { place: BasicBlock(800), owner: Some(Ino(131)), block: Some(FileBlock(0)) };
+const EXPECTED: DaExpected = DaExpected {
+    place: BasicBlock(800),
+    owner: Some(Ino(131)),
+    block: Some(FileBlock(0)),
+    is_sealed: true,
+};
 
 /// The kinds of blocks, and then the kinds of lists in an inode and in blocks of their own.
 const KINDS: [DaKind; 8] = [

@@ -187,5 +187,9 @@ fn entry(name: &[u8], ino: u64) -> XfsDirEntry<'_> {
 /// The features of a plain V5 volume.
 const V5: XfsLayout = XfsLayout::CHECKSUMS.union(XfsLayout::FILE_TYPES);
 
-const EXPECTED: DaExpected =
-    DaExpected { place: BasicBlock(800), owner: Some(Ino(128)), block: Some(FileBlock(0)) };
+const EXPECTED: DaExpected = DaExpected {
+    place: BasicBlock(800),
+    owner: Some(Ino(128)),
+    block: Some(FileBlock(0)),
+    is_sealed: true,
+};

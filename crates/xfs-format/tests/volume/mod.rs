@@ -138,8 +138,12 @@ impl MadeVolume {
 
     fn block(&self, ino: Ino, blocks: &[(FileBlock, FsBlock)]) -> (DaExpected, Vec<u8>) {
         let place = |block: FsBlock| self.geometry.place_of(block).unwrap();
-        let expected =
-            DaExpected { place: place(blocks[0].1), owner: Some(ino), block: Some(blocks[0].0) };
+        let expected = DaExpected {
+            place: place(blocks[0].1),
+            owner: Some(ino),
+            block: Some(blocks[0].0),
+            is_sealed: true,
+        };
         let size = self.geometry.block_size();
         let bytes = blocks.iter().flat_map(|&(_, block)| self.read(place(block).bytes(), size));
         (expected, bytes.collect())

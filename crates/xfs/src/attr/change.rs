@@ -38,6 +38,7 @@ use offshoot_xfs_format::{FileBlock, Ino, XfsGeometry};
 
 use crate::buffer::malformed;
 use crate::inode::change::ForkStep;
+use crate::inode::file_id;
 use crate::trans::XfsTransaction;
 use fork::ChangedXattrs;
 use short::ShortOutcome;
@@ -253,8 +254,9 @@ impl XattrChange {
     /// A step that fails leaves the change as it was, so that it can be made again.
     pub(crate) fn step(&mut self, t: &mut XfsTransaction<'_>) -> Result<ForkStep> {
         let progress = (self.blocks, self.is_written, self.is_in_force);
-        self.try_step(t).inspect_err(|_| {
+        self.try_step(t).map_err(|error| {
             (self.blocks, self.is_written, self.is_in_force) = progress;
+            error.in_file_if_unnamed(file_id(self.ino))
         })
     }
 

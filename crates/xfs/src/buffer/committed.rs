@@ -12,6 +12,15 @@
 //! commit               publishes, counts to 8
 //! reader   number 8: (7, inode) is too old     bytes from here, keeps (8, inode)
 //! ```
+//!
+//! A commit publishes an inode and blocks of it one after the other. A reader that needs several of
+//! them as one commit has left them asks for a *moment* first. There is none while a commit is
+//! about to publish, and it is over as soon as one begins:
+//!
+//! ```text
+//! reader   moment 7                                          is it over? yes: reads again
+//! commit             begins 8    publishes    counts to 8
+//! ```
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -22,12 +31,14 @@ use offshoot_xfs_format::Ino;
 
 use super::XfsBuffers;
 
-/// The slots.
-const SLOTS: u64 = 64;
+/// The slots. A reader may read again because of another inode of its slot.
+const SLOTS: u64 = 1024;
 
 /// The inodes whose numbers end in the same bits.
 #[derive(Debug, Default)]
 struct InodeSlot {
+    /// How often a commit of one of them has begun to publish.
+    begun: AtomicU64,
     /// How often one of them was committed.
     commits: AtomicU64,
     by_number: Mutex<HashMap<Ino, Arc<[u8]>>>,
@@ -54,8 +65,33 @@ impl XfsBuffers {
     pub(crate) fn publish_inode(&self, ino: Ino, bytes: Arc<[u8]>) {
         if let Some(slot) = self.committed.slot(ino) {
             slot.by_number.lock().insert(ino, bytes);
-            slot.commits.fetch_add(1, Ordering::Release);
         }
+    }
+
+    /// Says that a commit publishes an inode and blocks of it from now on.
+    pub(crate) fn begin_publishing(&self, ino: Ino) {
+        if let Some(slot) = self.committed.slot(ino) {
+            slot.begun.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    /// Says that it has published them.
+    pub(crate) fn end_publishing(&self, ino: Ino) {
+        if let Some(slot) = self.committed.slot(ino) {
+            slot.commits.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    /// The moment of an inode and its blocks; `None` while a commit publishes them.
+    pub(crate) fn moment(&self, ino: Ino) -> Option<u64> {
+        let slot = self.committed.slot(ino)?;
+        let moment = slot.commits.load(Ordering::SeqCst);
+        (slot.begun.load(Ordering::SeqCst) == moment).then_some(moment)
+    }
+
+    /// Whether no commit has begun to publish the inode or its blocks since a moment.
+    pub(crate) fn is_moment(&self, ino: Ino, moment: u64) -> bool {
+        self.committed.slot(ino).is_none_or(|slot| slot.begun.load(Ordering::SeqCst) == moment)
     }
 
     /// Says that the cluster of an inode has its newest bytes, or that its chunk was freed.

@@ -2,12 +2,18 @@
 //! found, stored and given up. The tree itself is in `tree`.
 //!
 //! A block of a directory may have several blocks of the filesystem. They lie in a row where the
-//! volume has such a row, and else in several extents. That is the last resort: the kernel replays
-//! no log that has such a block, not even one of its own. Our recovery does.
+//! volume has such a row, and else in up to four pieces. That is the last resort: the kernel
+//! replays no log that has such a block, not even one of its own. Our recovery does.
+//!
+//! Each piece is an allocation, and each of these changes the trees of a group. So their number is
+//! bounded, as the log space of a transaction is. A directory block of 64 KiB in blocks of 4 KiB
+//! needs up to four free pieces, of 16 KiB on average. Without these the volume is full for it.
 //!
 //! No space is freed here: [`ChangedHashFork::step`] says what the fork has no longer, and rooms
 //! above free that.
 
+mod join;
+mod proof;
 mod tree;
 
 use std::ops::Range;
@@ -21,15 +27,21 @@ use offshoot_xfs_format::{
 };
 
 use crate::buffer::{BufferRole, DiskRun, malformed};
-use crate::group::{ExtentWish, ReverseOwner, allocate_anywhere};
+use crate::group::{ExtentWish, ReverseOwner, allocate_anywhere, hold_room_anywhere};
 use crate::inode::change::{
-    ForkStep, HoleWish, first_hole, map_extent, mapped, previous_mapped, unmap_extents,
+    ForkStep, HoleWish, end, first_hole, map_extent, mapped, previous_mapped, unmap_extents,
+    unmapping_needs_block,
 };
 use crate::trans::{BufferRuns, ForkName, XfsChangedInode, XfsTransaction};
 pub(crate) use tree::HashPath;
 
 /// The parts of a block that are compared and logged.
 const CHUNK: usize = 128;
+
+/// The pieces of a block of a directory, and the extents that one change takes, at most. A change
+/// takes up to 7 blocks, so some of these may have pieces.
+const MOST_PIECES: u32 = 4;
+const MOST_TAKEN: u32 = 16;
 
 /// The extents behind which a directory looks for room for a block of its tree.
 const NEAR_HOLES: usize = 64;
@@ -40,16 +52,18 @@ pub(crate) struct ChangedHashFork<'t, 'e> {
     pub(crate) ino: Ino,
     /// What the fork has no longer.
     pub(crate) step: ForkStep,
+    /// The extents that it has taken.
+    taken: u32,
     is_directory: bool,
 }
 
 impl<'t, 'e> ChangedHashFork<'t, 'e> {
     pub(crate) fn of_attributes(t: &'t mut XfsTransaction<'e>, ino: Ino) -> Self {
-        Self { t, ino, step: ForkStep::default(), is_directory: false }
+        Self { t, ino, step: ForkStep::default(), taken: 0, is_directory: false }
     }
 
     pub(crate) fn of_directory(t: &'t mut XfsTransaction<'e>, ino: Ino) -> Self {
-        Self { t, ino, step: ForkStep::default(), is_directory: true }
+        Self { t, ino, step: ForkStep::default(), taken: 0, is_directory: true }
     }
 
     pub(crate) fn geometry(&self) -> &'e XfsGeometry {
@@ -78,6 +92,14 @@ impl<'t, 'e> ChangedHashFork<'t, 'e> {
             (Structure::AttributeBlock, "attribute fork")
         };
         Error::corrupt(structure, format!("inode {}: {fork}: {problem}", self.ino))
+    }
+
+    /// The error about the contents of a block.
+    pub(crate) fn in_block(&self, at: FileBlock) -> impl Fn(Malformed) -> Error {
+        let ino = self.ino;
+        move |Malformed { structure, problem }| {
+            Error::corrupt(structure, format!("inode {ino}: block {at}: {problem}"))
+        }
     }
 
     #[cold]
@@ -123,7 +145,7 @@ impl<'t, 'e> ChangedHashFork<'t, 'e> {
             let count = (u64::from(extent.count) - inside).min(end - next);
             let at = self.place(FsBlock(extent.start.0 + inside))?;
             let bytes = usize::try_from(count << geometry.block_log).unwrap_or(usize::MAX);
-            runs.push(DiskRun { at, bytes });
+            DiskRun { at, bytes }.push_to(&mut runs);
             next += count;
         }
         Ok(Some(runs.into()))
@@ -145,7 +167,7 @@ impl<'t, 'e> ChangedHashFork<'t, 'e> {
     /// What a block at `at` says about itself.
     pub(crate) fn expected(&mut self, at: FileBlock) -> Result<DaExpected> {
         let place = self.runs(at)?.at();
-        Ok(DaExpected { place, owner: Some(self.ino), block: Some(at) })
+        Ok(DaExpected { place, owner: Some(self.ino), block: Some(at), is_sealed: true })
     }
 
     /// The block at `at`.
@@ -200,7 +222,7 @@ impl<'t, 'e> ChangedHashFork<'t, 'e> {
     ) -> Result<T> {
         let mut block = self.read(at)?;
         let outcome = change(self.geometry(), &mut DaEdit::fill(kind, &mut block));
-        let outcome = outcome.map_err(malformed)?;
+        let outcome = outcome.map_err(self.in_block(at))?;
         self.store(at, &block)?;
         Ok(outcome)
     }
@@ -233,18 +255,25 @@ impl<'t, 'e> ChangedHashFork<'t, 'e> {
     /// Takes a new block into the fork at a place where none is. It is zeros.
     pub(crate) fn create_at(&mut self, at: FileBlock) -> Result<()> {
         let (mut next, mut left) = (at, self.unit());
-        let mut least = left;
+        let (unit, mut least, mut pieces) = (left, left, 1);
         while left > 0 {
+            if self.is_directory && self.taken >= MOST_TAKEN {
+                return Err(self.no_space("so many pieces of blocks"));
+            }
             let Some(count) = self.try_map(next, least..left + 1)? else {
-                if least == 1 {
+                if unit == 1 || left < unit || pieces > 1 {
                     return Err(self.no_space("a block"));
                 }
                 // Nowhere are so many free in a row.
-                least = 1;
+                pieces = MOST_PIECES;
+                least = left.div_ceil(pieces);
                 continue;
             };
+            self.taken += 1;
             next.0 += u64::from(count);
             left -= count;
+            pieces = pieces.saturating_sub(1).max(1);
+            least = left.div_ceil(pieces).max(1);
         }
         let (runs, role) = (self.runs(at)?, self.role(at));
         self.t.fresh(runs, role)
@@ -284,15 +313,37 @@ impl<'t, 'e> ChangedHashFork<'t, 'e> {
             return Ok(of_inode);
         }
         let before = previous_mapped(self.t, self.ino, ForkName::Data, at)?;
-        let behind = before.map(|last| FsBlock(last.start.0 + u64::from(last.count)));
+        let behind = before.map(|last| FsBlock(last.start.0 + (end(&last) - last.offset.0)));
         Ok(behind.and_then(|behind| geometry.split(behind)).or(of_inode))
+    }
+
+    fn range(&self, at: FileBlock) -> Range<u64> {
+        at.0..at.0 + u64::from(self.unit())
+    }
+
+    /// Whether the block at `at` of a directory can be given up. On a full volume it cannot if its
+    /// extent is cut in two and the tree of the extents needs a block for that. Then it stays, as
+    /// for the kernel, and the name goes even so.
+    pub(crate) fn may_free(&mut self, at: FileBlock) -> Result<bool> {
+        let range = self.range(at);
+        if !self.is_directory || !unmapping_needs_block(self.t, self.ino, self.name(), range)? {
+            return Ok(true);
+        }
+        // A leaf and each level above it may become two blocks.
+        let blocks = self.t.engine().most_levels().data + 2;
+        let group = self.geometry().locate(self.ino).map(|(ag, _, _)| ag);
+        match self.t.promise(blocks) {
+            Ok(()) => hold_room_anywhere(self.t, group, blocks),
+            Err(error) if error.errno() == Errno::NOSPC => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     /// Gives up the block at `at` of the fork.
     pub(crate) fn free(&mut self, at: FileBlock) -> Result<()> {
         let (runs, unit) = (self.runs(at)?, self.unit());
         self.t.cancel(runs)?;
-        self.unmap(at.0..at.0 + u64::from(unit), unit as usize).map(drop)
+        self.unmap(self.range(at), unit as usize).map(drop)
     }
 
     /// Unmaps up to `most` extents of a range, the last ones first. Returns whether all are.

@@ -14,6 +14,10 @@
 //! a block. An error leaves the transaction to be dropped. What a change gives up is freed later:
 //! each change returns that as deferred work, whose intents the caller logs with the transaction.
 //!
+//! A removal works on a full volume too. A block that it empties stays when its extent would be cut
+//! in two and the tree of the extents has no block for that; later entries go there, and it goes
+//! when it is the last one.
+//!
 //! The caller keeps times, change counts and links of all inodes. The size of a directory is kept
 //! here: it is that of the short form, or ends with the last data block.
 //!
@@ -39,6 +43,7 @@ use offshoot_xfs_format::{FileBlock, Ino, XfsGeometry};
 
 use crate::da::change::ChangedHashFork;
 use crate::defer::DeferredWork;
+use crate::inode::file_id;
 use crate::trans::{
     ChangedFork, DIRECTORY_BLOCKS, ForkName, ReservationSizes, XfsTransaction, XfsTransactions,
 };
@@ -60,9 +65,19 @@ pub(crate) fn most_blocks_to_remove(engine: &XfsTransactions) -> u64 {
     DIRECTORY_BLOCKS * sizes.extent_blocks(1 << geometry.dir_block_log, levels.data)
 }
 
+/// Does something with a directory. Errors say which one it is.
+fn with<'e, T>(
+    t: &mut XfsTransaction<'e>,
+    dir: Ino,
+    act: impl FnOnce(ChangedDirectory<'_, 'e>) -> Result<T>,
+) -> Result<T> {
+    let outcome = ChangedDirectory::new(t, dir).and_then(act);
+    outcome.map_err(|error| error.in_file_if_unnamed(file_id(dir)))
+}
+
 /// Makes an inode, whose core says that it is a directory, one without names.
 pub(crate) fn make_empty(t: &mut XfsTransaction<'_>, dir: Ino, parent: Ino) -> Result<()> {
-    ChangedDirectory::new(t, dir)?.make_empty(parent)
+    with(t, dir, |mut directory| directory.make_empty(parent))
 }
 
 /// What a name leads to. `.` and `..` are names too.
@@ -71,20 +86,20 @@ pub(crate) fn find_name(
     dir: Ino,
     name: &[u8],
 ) -> Result<Option<XfsEntryTarget>> {
-    let mut directory = ChangedDirectory::new(t, dir)?;
-    match directory.form()? {
+    with(t, dir, |mut directory| match directory.form()? {
         DirectoryForm::Short(bytes) => directory.find_in_short(&bytes, name),
         DirectoryForm::Block(bytes) => directory.find_in_block(&bytes, name),
         DirectoryForm::Tree => Ok(directory.search_tree(name)?.found.map(|found| found.target)),
-    }
+    })
 }
 
 /// Whether a directory has no names. As for the kernel, one with blocks has names: the removal of
 /// the last ones brings it to the short form.
 pub(crate) fn is_empty(t: &mut XfsTransaction<'_>, dir: Ino) -> Result<bool> {
-    let mut directory = ChangedDirectory::new(t, dir)?;
-    let DirectoryForm::Short(bytes) = directory.form()? else { return Ok(false) };
-    directory.is_short_empty(&bytes)
+    with(t, dir, |mut directory| {
+        let DirectoryForm::Short(bytes) = directory.form()? else { return Ok(false) };
+        directory.is_short_empty(&bytes)
+    })
 }
 
 /// Adds a name; `EEXIST` when it is there.
@@ -96,13 +111,14 @@ pub(crate) fn add_name(
 ) -> Result<Vec<DeferredWork>> {
     check_name(name)?;
     let entry = XfsDirEntry { offset: 0, ino, name, file_type };
-    let mut directory = ChangedDirectory::new(t, dir)?;
-    match directory.form()? {
-        DirectoryForm::Short(bytes) => directory.add_to_short(&bytes, &entry),
-        DirectoryForm::Block(bytes) => directory.add_to_block(&bytes, &entry),
-        DirectoryForm::Tree => directory.add_to_tree(&entry),
-    }?;
-    directory.given_up()
+    with(t, dir, |mut directory| {
+        match directory.form()? {
+            DirectoryForm::Short(bytes) => directory.add_to_short(&bytes, &entry),
+            DirectoryForm::Block(bytes) => directory.add_to_block(&bytes, &entry),
+            DirectoryForm::Tree => directory.add_to_tree(&entry),
+        }?;
+        directory.given_up()
+    })
 }
 
 /// Brings names that are in the inode to a block, so that the inode has room for attributes.
@@ -121,13 +137,14 @@ pub(crate) fn remove_name(
     name: &[u8],
 ) -> Result<Vec<DeferredWork>> {
     check_name(name)?;
-    let mut directory = ChangedDirectory::new(t, dir)?;
-    match directory.form()? {
-        DirectoryForm::Short(bytes) => directory.remove_from_short(&bytes, name),
-        DirectoryForm::Block(bytes) => directory.remove_from_block(&bytes, name),
-        DirectoryForm::Tree => directory.remove_from_tree(name),
-    }?;
-    directory.given_up()
+    with(t, dir, |mut directory| {
+        match directory.form()? {
+            DirectoryForm::Short(bytes) => directory.remove_from_short(&bytes, name),
+            DirectoryForm::Block(bytes) => directory.remove_from_block(&bytes, name),
+            DirectoryForm::Tree => directory.remove_from_tree(name),
+        }?;
+        directory.given_up()
+    })
 }
 
 /// Lets a name lead to another file; `ENOENT` when it is not there.
@@ -138,7 +155,7 @@ pub(crate) fn replace_name(
     target: XfsEntryTarget,
 ) -> Result<Vec<DeferredWork>> {
     check_name(name)?;
-    ChangedDirectory::new(t, dir)?.replace(name, target)
+    with(t, dir, |directory| directory.replace(name, target))
 }
 
 /// Sets the directory above one that is moved.
@@ -147,7 +164,7 @@ pub(crate) fn set_parent(
     dir: Ino,
     parent: Ino,
 ) -> Result<Vec<DeferredWork>> {
-    ChangedDirectory::new(t, dir)?.replace(b"..", (parent, file_type::DIR))
+    with(t, dir, |directory| directory.replace(b"..", (parent, file_type::DIR)))
 }
 
 /// Proves a name other than `.` and `..`.

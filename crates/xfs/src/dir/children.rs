@@ -51,7 +51,7 @@ impl DirectoryChildren {
 
     /// The name of the only entry of `above` that leads to the directory `child`.
     pub(crate) fn name_of(&self, above: &XfsDirectory<'_>, child: Ino) -> Result<Vec<u8>> {
-        let ino = above.inode.ino;
+        let ino = above.ino;
         let found = match self.cache.get_or_insert_with(&ino, || table(above, self.most))? {
             Some(table) => {
                 let start = table.partition_point(|(ino, _)| *ino < child);

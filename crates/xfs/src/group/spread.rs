@@ -11,7 +11,7 @@ use std::slice;
 use offshoot_vfs::{Errno, Error, Result};
 use offshoot_xfs_format::{AgBlock, AgNumber};
 
-use super::allocate::{ExtentWish, GroupAnswer, KeptBlocks, allocate_now};
+use super::allocate::{ExtentWish, GroupAnswer, KeptBlocks, allocate_now, room};
 use super::headers::agf_run;
 use super::in_agf;
 use crate::buffer::BufferRole;
@@ -125,6 +125,29 @@ fn by_free_blocks(t: &XfsTransaction<'_>, groups: Vec<AgNumber>) -> Result<Vec<A
     let mut with_free = with_free.collect::<Result<Vec<_>>>()?;
     with_free.sort_by_key(|(free, _)| Reverse(*free));
     Ok(with_free.into_iter().map(|(_, ag)| ag).collect())
+}
+
+/// Whether a group has this many free blocks beside those that it holds back. The transaction has
+/// its AGF then, so they stay. Groups are passed over whose AGF it would have to wait for in the
+/// wrong order.
+pub(crate) fn hold_room_anywhere(
+    t: &mut XfsTransaction<'_>,
+    near: Option<AgNumber>,
+    blocks: u64,
+) -> Result<bool> {
+    let groups = t.geometry().ag_count;
+    let first = near.map_or(0, |ag| ag.0.min(groups));
+    for ag in (first..groups).chain(0..first).map(AgNumber) {
+        let (before, role) = (t.held_buffers(), BufferRole::FreeSpace(ag));
+        if !t.may_wait_for(role) && !t.try_hold(agf_run(t, ag), role)? {
+            continue;
+        }
+        if room(t, ag, &ExtentWish::blocks(1))? >= blocks {
+            return Ok(true);
+        }
+        t.release_unchanged(&before);
+    }
+    Ok(false)
 }
 
 /// Allocates an extent in a group, if the transaction has its AGF or may lock it.

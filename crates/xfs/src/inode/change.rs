@@ -24,7 +24,7 @@ use crate::trans::{ChangedFork, ForkName, XfsTransaction};
 pub(crate) use place::{move_extent, replace_part, split_extent};
 pub(crate) use room::{
     ForkPiece, HoleWish, first_hole, mapped, next_mapped, piece_at, previous_mapped,
-    set_fork_offset,
+    set_fork_offset, unmapping_needs_block,
 };
 
 /// What one step of a change of a fork has done.
@@ -120,6 +120,9 @@ trait ForkRecords {
     /// Replaces an extent by these, which lie in its place.
     fn replace(&mut self, old: &XfsExtent, new: &[XfsExtent]) -> Result<()>;
     fn insert(&mut self, new: &XfsExtent) -> Result<()>;
+    /// Whether one more record at `at` needs a block of the tree, or may need one. A list has room
+    /// for `most`.
+    fn is_full(&mut self, at: FileBlock, most: usize) -> Result<bool>;
 }
 
 impl ForkRecords for Vec<XfsExtentItem> {
@@ -145,6 +148,10 @@ impl ForkRecords for Vec<XfsExtentItem> {
         self.splice(index..index, [XfsExtentItem::from(*new)]);
         Ok(())
     }
+
+    fn is_full(&mut self, _: FileBlock, most: usize) -> Result<bool> {
+        Ok(self.len() >= most)
+    }
 }
 
 impl ForkRecords for XfsTreeEdit<'_> {
@@ -165,6 +172,10 @@ impl ForkRecords for XfsTreeEdit<'_> {
 
     fn insert(&mut self, new: &XfsExtent) -> Result<()> {
         XfsTreeEdit::insert(self, &XfsExtentItem::from(*new))
+    }
+
+    fn is_full(&mut self, at: FileBlock, _: usize) -> Result<bool> {
+        self.is_leaf_full(file_key(at))
     }
 }
 

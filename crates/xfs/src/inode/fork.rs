@@ -110,7 +110,7 @@ impl LoadedFork {
                 return Err(self.damaged(format!("block {next} is unwritten")));
             }
             let part = end.min(end_of(&extent)) - next;
-            runs.push(run(buffers, &extent, next, part)?);
+            run(buffers, &extent, next, part)?.push_to(&mut runs);
             next += part;
         }
         Ok(Some(runs))

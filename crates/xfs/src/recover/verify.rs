@@ -53,7 +53,7 @@ pub(super) fn verify(
 ) -> Result<(), Malformed> {
     use XfsBufferType as Type;
     let group = geometry.at(place).map_or(AgNumber(u32::MAX), |(ag, _)| ag);
-    let expected = &DaExpected { place, owner: None, block: None };
+    let expected = &DaExpected { place, owner: None, block: None, is_sealed: true };
     match kind {
         Type::Btree => {
             let outside = || Malformed::new(Structure::BtreeBlock, "it is not in the volume");

@@ -1,6 +1,6 @@
 //! An inode that a transaction has locked, and may change.
 
-use offshoot_vfs::{Error, Result, Structure};
+use offshoot_vfs::{Error, Malformed, Result, Structure};
 use offshoot_xfs_format::XfsGeometry;
 use offshoot_xfs_format::btree::XfsForkRoot;
 use offshoot_xfs_format::inode::{XfsFork, XfsForkFormat, XfsForkRoom, XfsInode, XfsInodeCore};
@@ -100,7 +100,10 @@ pub(crate) struct XfsChangedInode {
 impl XfsChangedInode {
     /// The inode in `bytes`, which may be free.
     pub(super) fn load(place: InodePlace, bytes: &[u8], geometry: &XfsGeometry) -> Result<Self> {
-        let inode = XfsInode::verify(bytes, geometry, place.ino).map_err(malformed)?;
+        let inode = XfsInode::verify(bytes, geometry, place.ino);
+        let inode = inode.map_err(|Malformed { structure, problem }| {
+            Error::corrupt(structure, format!("inode {}: {problem}", place.ino))
+        })?;
         Ok(Self {
             place,
             core: *inode.core,

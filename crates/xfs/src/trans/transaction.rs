@@ -6,6 +6,7 @@ mod space;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use offshoot_vfs::{Error, Result, Structure};
 use offshoot_xfs_format::inode::INODE_CRC;
@@ -23,6 +24,10 @@ use super::{XfsTransactions, misused};
 use crate::buffer::{BufferRole, DiskRun, XfsBuffer};
 use crate::log::{LogSequence, LogTicket, LoggedItem};
 pub(crate) use space::BusyBlocks;
+
+/// How long a transaction waits for a buffer that no other one should have. The thread that writes
+/// clusters of inodes home may have it for a moment, or a transaction that is about to end.
+const LONGEST_WAIT: Duration = Duration::from_secs(4);
 
 /// A buffer that a transaction has locked.
 #[derive(Debug)]
@@ -188,7 +193,7 @@ impl<'e> XfsTransaction<'e> {
         let runs = runs.into();
         let (at, len) = (runs.at(), runs.bytes());
         if !self.buffers.contains_key(&at) {
-            self.engine.shared.buffer_locks.lock(at)?;
+            self.lock_buffer(at, role)?;
             let (runs, content) = (runs.clone(), HeldContent::Cancelled);
             self.buffers.insert(at, HeldBuffer { runs, role, content, is_made: false });
         }
@@ -222,10 +227,10 @@ impl<'e> XfsTransaction<'e> {
     /// of another buffer next.
     pub(crate) fn cancel(&mut self, runs: impl Into<BufferRuns>) -> Result<()> {
         for &run in runs.into().iter() {
-            if !self.buffers.contains_key(&run.at) {
-                self.engine.shared.buffer_locks.lock(run.at)?;
-            }
             let (role, content) = (BufferRole::InodeCluster, HeldContent::Cancelled);
+            if !self.buffers.contains_key(&run.at) {
+                self.lock_buffer(run.at, role)?;
+            }
             let held = HeldBuffer { runs: run.into(), role, content, is_made: false };
             self.buffers.insert(run.at, held);
         }
@@ -316,8 +321,24 @@ impl<'e> XfsTransaction<'e> {
             let problem = format!("block {at} is {:?} and {role:?}", held.role);
             return Err(Error::corrupt(Structure::BtreeBlock, problem));
         }
-        self.engine.shared.buffer_locks.lock(at)?;
+        self.lock_buffer(at, role)?;
         self.hold_locked(runs, role)
+    }
+
+    /// Locks a place. What lies below the lock of an inode or of a group is free, or soon, unless
+    /// the volume is damaged and another structure has the place too. That one may be in the hands
+    /// of a transaction that wants a block of this one, so this one gives up.
+    fn lock_buffer(&self, at: BasicBlock, role: BufferRole) -> Result<()> {
+        let locks = &self.engine.shared.buffer_locks;
+        if role.is_header() {
+            return locks.lock(at);
+        }
+        if locks.lock_within(at, LONGEST_WAIT) {
+            return Ok(());
+        }
+        let problem =
+            format!("block {at} is {role:?}, and another transaction does not release it");
+        Err(Error::corrupt(Structure::BtreeBlock, problem))
     }
 
     /// Reads a buffer that is locked, unless the transaction has it.

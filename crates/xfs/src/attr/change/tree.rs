@@ -50,7 +50,9 @@ impl ChangedXattrs<'_, '_> {
         let hash = wanted.hash()?;
         let mut left = self.inode()?.core().nblocks.get();
         let mut found = FoundXattrs::default();
-        let mut next = Some(self.blocks.find(hash)?);
+        let first = self.blocks.find(hash)?;
+        let start = first.leaf;
+        let mut next = Some(first);
         while let Some(path) = next {
             let block = self.blocks.read(path.leaf)?;
             let leaf = self.leaf(&block)?;
@@ -69,7 +71,7 @@ impl ChangedXattrs<'_, '_> {
             // The following leaves may have the hash too.
             next = match last_hash(&leaf) {
                 Some(last) if last != hash => None,
-                _ => self.blocks.next(&path)?,
+                _ => self.blocks.next(&path, start)?,
             };
             left = left.checked_sub(1).ok_or_else(|| self.damaged("its leaves do not end"))?;
         }

@@ -58,7 +58,12 @@ impl ChangedXattrs<'_, '_> {
         let index = index as u64;
         let place = run.place.0 + index * (self.geometry().block_size() as u64 / BASIC_BLOCK);
         let block = Some(FileBlock(run.block.0 + index));
-        DaExpected { place: BasicBlock(place), owner: Some(self.blocks.ino), block }
+        DaExpected {
+            place: BasicBlock(place),
+            owner: Some(self.blocks.ino),
+            block,
+            is_sealed: true,
+        }
     }
 
     /// Writes a value to its blocks, which are mapped.

@@ -134,6 +134,13 @@ impl XfsTreeEdit<'_> {
         self.root.view().block_of(self.geometry, pointer.unwrap_or(AgBlock::NULL.0.into()))
     }
 
+    /// Whether the leaf that has `key`, or would have it, has no room for one more record.
+    pub(crate) fn is_leaf_full(&mut self, key: XfsSearchKey) -> Result<bool> {
+        self.locate(key)?;
+        let Some(leaf) = self.path.last().copied() else { return Ok(true) };
+        Ok(self.shape(leaf.at)?.room() == 0)
+    }
+
     /// The key of the record at the cursor.
     pub(super) fn key_here(&mut self) -> Result<Option<XfsSearchKey>> {
         let Some(leaf) = self.path.last().copied() else { return Ok(None) };

@@ -8,17 +8,18 @@
 //! node above them. When it has one child, the contents of the child move to it.
 
 use offshoot_vfs::Result;
-use offshoot_xfs_format::attr::leaf::{self, XattrLeaf};
+use offshoot_xfs_format::attr::leaf::XattrLeaf;
 use offshoot_xfs_format::da::{self, DaExpected, DaInfo, DaKind, DaNode, DaNodeEntry, MAX_LEVEL};
 use offshoot_xfs_format::dir::leaf::DirLeaf;
 use offshoot_xfs_format::dir::leaf_start;
 use offshoot_xfs_format::{FileBlock, Malformed};
 
 use super::ChangedHashFork;
+use super::proof::{HashSide, ProvedHashBlock};
 use crate::buffer::malformed;
 
 /// A node, and the number of an entry in it.
-type NodeEntry = (FileBlock, usize);
+pub(super) type NodeEntry = (FileBlock, usize);
 
 /// The way to a leaf.
 #[derive(Clone, Debug)]
@@ -28,33 +29,59 @@ pub(crate) struct HashPath {
 }
 
 /// A leaf of either fork.
-enum HashLeafView<'b> {
+pub(super) enum HashLeafView<'b> {
     Directory(DirLeaf<'b>),
     Attributes(XattrLeaf<'b>),
 }
 
 impl<'b> HashLeafView<'b> {
-    fn info(&self) -> &'b DaInfo {
+    pub(super) fn info(&self) -> &'b DaInfo {
         match self {
             Self::Directory(leaf) => leaf.info,
             Self::Attributes(leaf) => leaf.info,
         }
     }
 
-    fn last_hash(&self) -> Option<u32> {
+    /// The first hash and the last one.
+    pub(super) fn ends(&self) -> Option<(u32, u32)> {
         match self {
-            Self::Directory(leaf) => leaf.hashes.last().map(|entry| entry.hash.get()),
-            Self::Attributes(leaf) => leaf.hashes.last().map(|entry| entry.hash.get()),
+            Self::Directory(DirLeaf { hashes, .. }) => {
+                Some((hashes.first()?.hash.get(), hashes.last()?.hash.get()))
+            }
+            Self::Attributes(XattrLeaf { hashes, .. }) => {
+                Some((hashes.first()?.hash.get(), hashes.last()?.hash.get()))
+            }
         }
+    }
+
+    pub(super) fn last_hash(&self) -> Option<u32> {
+        self.ends().map(|(_, last)| last)
     }
 }
 
-fn number(at: FileBlock) -> u32 {
+pub(super) fn number(at: FileBlock) -> u32 {
     u32::try_from(at.0).unwrap_or(u32::MAX)
 }
 
-fn child_of(entry: DaNodeEntry) -> FileBlock {
+pub(super) fn place_of(entry: DaNodeEntry) -> FileBlock {
     FileBlock(entry.before.get().into())
+}
+
+/// What a node says about one of its children.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct HashParent {
+    /// The level of the node.
+    pub(super) level: u16,
+    /// The last hash of the child before, and that of the child.
+    pub(super) range: (Option<u32>, u32),
+}
+
+/// Child `index` of a node.
+pub(super) fn child_of(node: &DaNode<'_>, index: usize) -> Option<(FileBlock, HashParent)> {
+    let entry = *node.entries.get(index)?;
+    let before = index.checked_sub(1).and_then(|before| node.entries.get(before));
+    let range = (before.map(|before| before.hash.get()), entry.hash.get());
+    Some((place_of(entry), HashParent { level: node.level, range }))
 }
 
 impl ChangedHashFork<'_, '_> {
@@ -63,16 +90,16 @@ impl ChangedHashFork<'_, '_> {
         if self.is_directory { leaf_start(self.geometry()) } else { FileBlock(0) }
     }
 
-    fn node_kind(&self) -> DaKind {
+    pub(super) fn node_kind(&self) -> DaKind {
         if self.is_directory { DaKind::DirNode } else { DaKind::AttrNode }
     }
 
     /// The kind of a leaf with neighbours.
-    fn leaf_kind(&self) -> DaKind {
+    pub(super) fn leaf_kind(&self) -> DaKind {
         if self.is_directory { DaKind::DirNodeLeaf } else { DaKind::AttrLeaf }
     }
 
-    fn leaf_view<'b>(&self, block: &'b [u8]) -> Result<HashLeafView<'b>> {
+    pub(super) fn leaf_view<'b>(&self, block: &'b [u8]) -> Result<HashLeafView<'b>> {
         let geometry = self.geometry();
         let view = match self.kind(block) {
             Some(DaKind::AttrLeaf) => {
@@ -96,38 +123,52 @@ impl ChangedHashFork<'_, '_> {
     fn descend(
         &mut self,
         mut nodes: Vec<NodeEntry>,
-        (mut at, mut above): (FileBlock, Option<u16>),
+        (mut at, mut above): (FileBlock, Option<HashParent>),
         hash: u32,
     ) -> Result<HashPath> {
         loop {
-            let block = self.read(at)?;
-            let node = self.node(&block)?;
-            let level = node.as_ref().map_or(0, |node| node.level);
-            if above.is_some_and(|above| above != level + 1) {
-                return Err(self.damaged(format!("block {at} is not on its level")));
-            }
-            let Some(node) = node else { return Ok(HashPath { nodes, leaf: at }) };
+            let block = if let Some(HashParent { level, range }) = above {
+                let block = self.hash_block_on(at, level.saturating_sub(1))?;
+                self.prove_range(&block, range)?;
+                block
+            } else {
+                let block = self.hash_block(at)?;
+                self.prove_alone(&block)?;
+                block
+            };
+            let Some(node) = self.node(&block.bytes)? else {
+                return Ok(HashPath { nodes, leaf: at });
+            };
             let index = node.find(hash).unwrap_or(node.entries.len().saturating_sub(1));
-            let child = node.entries.get(index);
-            let child = child.ok_or_else(|| self.damaged(format!("block {at} has no children")))?;
+            let child = child_of(&node, index);
+            let (child, parent) =
+                child.ok_or_else(|| self.damaged(format!("block {at} has no children")))?;
             nodes.push((at, index));
-            (at, above) = (child_of(*child), Some(level));
+            (at, above) = (child, Some(parent));
         }
     }
 
-    /// The way to the next leaf.
-    pub(crate) fn next(&mut self, path: &HashPath) -> Result<Option<HashPath>> {
+    /// The way to the next leaf of a walk that began at `first`.
+    pub(crate) fn next(&mut self, path: &HashPath, first: FileBlock) -> Result<Option<HashPath>> {
+        let leaf = self.hash_block(path.leaf)?;
+        let beside = self.neighbour(&leaf, HashSide::Next)?.map(|beside| beside.at);
         let mut nodes = path.nodes.clone();
+        let mut next = None;
         while let Some((at, index)) = nodes.pop() {
             let block = self.read(at)?;
-            let node = self.node(&block)?;
-            let next = node.and_then(|node| Some((node.entries.get(index + 1).copied()?, node)));
-            if let Some((child, node)) = next {
+            let child = self.node(&block)?.and_then(|node| child_of(&node, index + 1));
+            if let Some((child, parent)) = child {
                 nodes.push((at, index + 1));
-                return self.descend(nodes, (child_of(child), Some(node.level)), 0).map(Some);
+                next = Some(self.descend(nodes, (child, Some(parent)), 0)?);
+                break;
             }
         }
-        Ok(None)
+        let found = next.as_ref().map(|next| next.leaf);
+        if found != beside || found == Some(first) {
+            let leaf = path.leaf;
+            return Err(self.damaged(format!("the nodes and block {leaf} name other next leaves")));
+        }
+        Ok(next)
     }
 
     /// Stores the contents of a leaf in `count` leaves. `encode` gives the bytes of each.
@@ -137,9 +178,9 @@ impl ChangedHashFork<'_, '_> {
         count: usize,
         mut encode: impl FnMut(usize, &DaExpected, (u32, u32)) -> Result<Vec<u8>, Malformed>,
     ) -> Result<()> {
-        let block = self.read(path.leaf)?;
-        let info = self.leaf_view(&block)?.info();
-        let (forw, back) = (info.forw.get(), info.back.get());
+        let leaf = self.hash_block(path.leaf)?;
+        let [behind, _] = self.neighbours(&leaf)?;
+        let (forw, back) = leaf.links;
         let is_root = path.nodes.is_empty();
         let mut places = if is_root { Vec::new() } else { vec![path.leaf] };
         while places.len() < count {
@@ -157,8 +198,8 @@ impl ChangedHashFork<'_, '_> {
             self.store(at, &bytes)?;
             entries.push(DaNodeEntry { hash: hash.into(), before: number(at).into() });
         }
-        if let Some(last) = places.last() {
-            self.link_back(forw, *last)?;
+        if let (Some(behind), Some(last)) = (behind, places.last()) {
+            self.set_back(&behind, number(*last))?;
         }
         if is_root {
             let root = self.root();
@@ -180,13 +221,10 @@ impl ChangedHashFork<'_, '_> {
         self.store(at, &bytes.map_err(malformed)?)
     }
 
-    /// Says in the block `at`, if there is one, that `back` is in front of it.
-    fn link_back(&mut self, at: u32, back: FileBlock) -> Result<()> {
-        if at == 0 {
-            return Ok(());
-        }
+    /// Says in a block what is in front of it.
+    pub(super) fn set_back(&mut self, block: &ProvedHashBlock, back: u32) -> Result<()> {
         let kind = self.leaf_kind();
-        self.edit((FileBlock(at.into()), kind), |_, edit| edit.set_back(number(back)))
+        self.edit((block.at, kind), |_, edit| edit.set_back(back))
     }
 
     /// Replaces the entry at the end of `nodes` by these, and splits the node if it has no room.
@@ -201,8 +239,9 @@ impl ChangedHashFork<'_, '_> {
         if has_room {
             return self.note_node(at, above);
         }
-        let block = self.read(at)?;
-        let node = self.node(&block)?.ok_or_else(|| self.damaged("a node is a leaf"))?;
+        let block = self.hash_block(at)?;
+        let [behind, _] = self.neighbours(&block)?;
+        let node = self.node(&block.bytes)?.ok_or_else(|| self.damaged("a node is a leaf"))?;
         let (level, forw, back) = (node.level, node.info.forw.get(), node.info.back.get());
         let mut all = node.entries.to_vec();
         all.splice(index..=index, entries.iter().copied());
@@ -216,7 +255,9 @@ impl ChangedHashFork<'_, '_> {
         let second = self.create()?;
         self.store_node(first, (number(second), back, level), left)?;
         self.store_node(second, (forw, number(first), level), right)?;
-        self.link_back(forw, second)?;
+        if let Some(behind) = behind {
+            self.set_back(&behind, number(second))?;
+        }
         let entry = |half: &[DaNodeEntry], at| {
             half.last().map(|last| DaNodeEntry { before: number(at).into(), ..*last })
         };
@@ -244,7 +285,7 @@ impl ChangedHashFork<'_, '_> {
         last.map_or(Ok(()), |last| self.note_hash(above, last.hash.get()))
     }
 
-    fn note_hash(&mut self, nodes: &[NodeEntry], hash: u32) -> Result<()> {
+    pub(super) fn note_hash(&mut self, nodes: &[NodeEntry], hash: u32) -> Result<()> {
         let kind = self.node_kind();
         for &(at, index) in nodes.iter().rev() {
             let block = self.read(at)?;
@@ -255,6 +296,12 @@ impl ChangedHashFork<'_, '_> {
             let is_last = index + 1 == entries.len();
             if entry.hash.get() == hash {
                 return Ok(());
+            }
+            let before = index.checked_sub(1).and_then(|before| entries.get(before));
+            let is_ordered = before.is_none_or(|before| before.hash.get() <= hash)
+                && entries.get(index + 1).is_none_or(|next| hash <= next.hash.get());
+            if !is_ordered {
+                return Err(self.damaged(format!("block {at} would have hashes out of order")));
             }
             let entry = DaNodeEntry { hash: hash.into(), ..entry };
             self.edit((at, kind), |geometry, edit| {
@@ -267,14 +314,35 @@ impl ChangedHashFork<'_, '_> {
         Ok(())
     }
 
-    /// Takes a leaf without entries out of the tree. The only leaf stays.
+    /// Takes a leaf without entries out of the tree. The only leaf stays, and so does one whose
+    /// block cannot be given up.
     pub(crate) fn drop_leaf(&mut self, path: &HashPath) -> Result<()> {
-        if path.nodes.is_empty() { Ok(()) } else { self.drop_block(&path.nodes, path.leaf) }
+        if path.nodes.is_empty() || !self.may_drop(path)? {
+            return Ok(());
+        }
+        self.drop_block(&path.nodes, (path.leaf, 0))
+    }
+
+    /// Whether a leaf can be given up, and the nodes that have no other child.
+    fn may_drop(&mut self, path: &HashPath) -> Result<bool> {
+        if !self.may_free(path.leaf)? {
+            return Ok(false);
+        }
+        for &(at, _) in path.nodes.iter().skip(1).rev() {
+            let block = self.read(at)?;
+            if self.node(&block)?.is_some_and(|node| node.entries.len() > 1) {
+                break;
+            }
+            if !self.may_free(at)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Takes an empty leaf, or a node without entries, out of the tree.
-    fn drop_block(&mut self, nodes: &[NodeEntry], at: FileBlock) -> Result<()> {
-        self.unlink(at)?;
+    fn drop_block(&mut self, nodes: &[NodeEntry], (at, level): (FileBlock, u16)) -> Result<()> {
+        self.unlink(at, level)?;
         self.free(at)?;
         let Some((&(parent, _), above)) = nodes.split_last() else {
             return Err(self.damaged("a leaf has no node above it"));
@@ -288,7 +356,7 @@ impl ChangedHashFork<'_, '_> {
         if above.is_empty() {
             return self.empty_root();
         }
-        self.drop_block(above, parent)
+        self.drop_block(above, (parent, level + 1))
     }
 
     /// Makes the root a leaf without entries.
@@ -304,120 +372,15 @@ impl ChangedHashFork<'_, '_> {
     }
 
     /// Links the neighbours of a block to each other.
-    fn unlink(&mut self, at: FileBlock) -> Result<()> {
-        let block = self.read(at)?;
-        let info = match self.node(&block)? {
-            Some(node) => node.info,
-            None => self.leaf_view(&block)?.info(),
-        };
-        let (forw, back) = (info.forw.get(), info.back.get());
-        self.link_back(forw, FileBlock(back.into()))?;
-        if back == 0 {
-            return Ok(());
+    fn unlink(&mut self, at: FileBlock, level: u16) -> Result<()> {
+        let block = self.hash_block_on(at, level)?;
+        let (forw, back) = block.links;
+        let [next, before] = self.neighbours(&block)?;
+        if let Some(next) = next {
+            self.set_back(&next, back)?;
         }
+        let Some(before) = before else { return Ok(()) };
         let kind = self.leaf_kind();
-        self.edit((FileBlock(back.into()), kind), |_, edit| edit.set_forw(forw))
-    }
-
-    /// Joins the child at the end of `nodes` with a neighbour below the same node if both have few
-    /// entries, and then that node with one of its neighbours, up to the root.
-    pub(crate) fn join(&mut self, nodes: &[NodeEntry]) -> Result<()> {
-        let Some((&(at, index), above)) = nodes.split_last() else { return self.collapse() };
-        let kind = self.node_kind();
-        for first in [Some(index), index.checked_sub(1)].into_iter().flatten() {
-            let block = self.read(at)?;
-            let entries = self.node(&block)?.map_or(&[][..], |node| node.entries);
-            let pair = entries.get(first).copied().zip(entries.get(first + 1).copied());
-            let Some((left, right)) = pair else { continue };
-            if let Some(hash) = self.merge([left, right].map(child_of))? {
-                let joined = DaNodeEntry { before: left.before, ..right };
-                self.edit((at, kind), |geometry, edit| {
-                    da::splice_node(geometry, edit, first..first + 2, &[joined])
-                })?;
-                self.note_hash(&[above, &[(at, first)]].concat(), hash)?;
-                break;
-            }
-        }
-        self.join(above)
-    }
-
-    /// Moves the contents of the right one of two neighbours to the left one, if both together fill
-    /// at most three quarters of a block. Returns the last hash of the block then.
-    fn merge(&mut self, [left, right]: [FileBlock; 2]) -> Result<Option<u32>> {
-        let (first, second) = (self.read(left)?, self.read(right)?);
-        let (forw, hash) = match (self.node(&first)?, self.node(&second)?) {
-            (None, None) => {
-                let (first, second) = (self.leaf_view(&first)?, self.leaf_view(&second)?);
-                let expected = self.expected(left)?;
-                let Some(bytes) = self.joined_leaf(&expected, &first, &second)? else {
-                    return Ok(None);
-                };
-                let hash = self.leaf_view(&bytes)?.last_hash().unwrap_or(0);
-                self.store(left, &bytes)?;
-                (second.info().forw.get(), hash)
-            }
-            (Some(first), Some(second)) => {
-                let all = [first.entries, second.entries].concat();
-                let kind = self.node_kind();
-                if all.len() > da::node_capacity(self.geometry(), kind) / 4 * 3 {
-                    return Ok(None);
-                }
-                let (forw, back) = (second.info.forw.get(), first.info.back.get());
-                self.store_node(left, (forw, back, first.level), &all)?;
-                (forw, all.last().map_or(0, |last| last.hash.get()))
-            }
-            _ => return Err(self.damaged("a leaf is beside a node")),
-        };
-        self.link_back(forw, left)?;
-        self.free(right)?;
-        Ok(Some(hash))
-    }
-
-    /// The bytes of a leaf with the contents of two; `None` when they are too many, or none.
-    fn joined_leaf(
-        &self,
-        expected: &DaExpected,
-        first: &HashLeafView<'_>,
-        second: &HashLeafView<'_>,
-    ) -> Result<Option<Vec<u8>>> {
-        let geometry = self.geometry();
-        let links = (second.info().forw.get(), first.info().back.get());
-        let bytes = match (first, second) {
-            (HashLeafView::Attributes(first), HashLeafView::Attributes(second)) => {
-                let all: Vec<_> = first.xattrs(0).chain(second.xattrs(0)).collect();
-                let taken: usize = all.iter().map(leaf::taken).sum();
-                if taken > leaf::capacity(geometry) / 4 * 3 {
-                    return Ok(None);
-                }
-                XattrLeaf::encode(geometry, expected, links, &all)
-            }
-            (HashLeafView::Directory(first), HashLeafView::Directory(second)) => {
-                let all: Vec<_> = first.live().chain(second.live()).collect();
-                if all.is_empty() || all.len() > DirLeaf::capacity(geometry) / 4 * 3 {
-                    return Ok(None);
-                }
-                DirLeaf::encode(geometry, DaKind::DirNodeLeaf, expected, links, &all, &[])
-            }
-            _ => return Err(self.damaged("a leaf is beside one of another kind")),
-        };
-        bytes.map(Some).map_err(malformed)
-    }
-
-    /// As long as the root has one child, moves the contents of the child to the root.
-    fn collapse(&mut self) -> Result<()> {
-        let root = self.root();
-        loop {
-            let block = self.read(root)?;
-            let entries = self.node(&block)?.map_or(&[][..], |node| node.entries);
-            let &[only] = entries else { return Ok(()) };
-            let child = child_of(only);
-            let mut bytes = self.read(child)?;
-            let kind = self.kind(&bytes);
-            let kind = kind.ok_or_else(|| self.damaged(format!("block {child} is no leaf")))?;
-            let expected = self.expected(root)?;
-            da::move_block(self.geometry(), kind, &mut bytes, &expected).map_err(malformed)?;
-            self.store(root, &bytes)?;
-            self.free(child)?;
-        }
+        self.edit((before.at, kind), |_, edit| edit.set_forw(forw))
     }
 }

@@ -7,14 +7,14 @@ use offshoot_xfs_format::dir::block::{self, DirBlock};
 use offshoot_xfs_format::dir::{XfsDirEntry, data};
 
 use super::{ChangedDirectory, XfsEntryTarget};
-use crate::buffer::malformed;
 
 const ONLY: (FileBlock, DaKind) = (FileBlock(0), DaKind::DirBlock);
 
 impl ChangedDirectory<'_, '_> {
     fn entry_in_block<'b>(&self, bytes: &'b [u8], name: &[u8]) -> Result<Option<XfsDirEntry<'b>>> {
-        let view = DirBlock::view(self.geometry(), bytes).map_err(malformed)?;
-        view.find(name).map_err(malformed)
+        let damaged = self.blocks.in_block(FileBlock(0));
+        let view = DirBlock::view(self.geometry(), bytes).map_err(&damaged)?;
+        view.find(name).map_err(damaged)
     }
 
     pub(super) fn find_in_block(

@@ -12,7 +12,7 @@ use super::space::DataSpot;
 use super::{ChangedDirectory, XfsEntryTarget};
 use crate::buffer::malformed;
 use crate::da::change::HashPath;
-use crate::inode::change::previous_mapped;
+use crate::inode::change::{end, previous_mapped};
 use crate::trans::ForkName;
 
 /// The bytes of a hash.
@@ -21,9 +21,9 @@ const HASH: usize = size_of::<DirHash>();
 /// A leaf that uses less than this share of its block, in percent, is joined with a neighbour.
 const JOINED_BELOW: usize = 37;
 
-/// The blocks without contents that a removal takes from the end of a directory at most. A kernel
-/// that had no space left may have left them.
-const MOST_TRIMMED: usize = 2;
+/// The blocks without contents that a removal takes from the end of a directory at most. Removals
+/// on a full volume have left them, ours or those of a kernel.
+const MOST_TRIMMED: usize = 16;
 
 /// An entry that was found by its hash.
 pub(super) struct FoundEntry {
@@ -69,18 +69,14 @@ impl ChangedDirectory<'_, '_> {
         while let Some(path) = next {
             let bytes = self.blocks.read(path.leaf)?;
             let leaf = self.leaf(&bytes)?;
-            if !path.nodes.is_empty() && !leaf.bests.is_empty() {
-                return Err(self
-                    .blocks
-                    .damaged("one of several leaves says that it is the only one"));
-            }
             for cookie in leaf::find(leaf.hashes, hash) {
                 let (at, offset) = cookie.split(geometry);
                 if data.0 != at {
                     data = (at, self.data_block(at)?);
                 }
-                let view = data::DirData::view(geometry, &data.1).map_err(malformed)?;
-                let entry = view.entry(offset).map_err(malformed)?;
+                let damaged = self.blocks.in_block(at);
+                let view = data::DirData::view(geometry, &data.1).map_err(&damaged)?;
+                let entry = view.entry(offset).map_err(damaged)?;
                 if entry.name == name {
                     let target = (entry.ino, entry.file_type);
                     let found = Some(FoundEntry { path, cookie, target });
@@ -90,7 +86,7 @@ impl ChangedDirectory<'_, '_> {
             // The following leaves may have the hash too.
             next = match leaf.hashes.last() {
                 Some(last) if last.hash.get() != hash => None,
-                _ => self.blocks.next(&path)?,
+                _ => self.blocks.next(&path, first.leaf)?,
             };
             left = left.checked_sub(1).ok_or_else(|| self.blocks.damaged("endless leaves"))?;
         }
@@ -107,7 +103,7 @@ impl ChangedDirectory<'_, '_> {
             let (cookie, best) = self.put_entry(spot, entry)?;
             return self.add_to_only_leaf(DirHash::new(name_hash(entry.name), cookie), spot, best);
         }
-        let spot = self.room_by_index(len)?;
+        let spot = self.room_by_index(len, name_hash(entry.name))?;
         let (cookie, best) = self.put_entry(spot, entry)?;
         self.set_index(spot.number, best)?;
         self.add_hash(&first, DirHash::new(name_hash(entry.name), cookie))
@@ -118,6 +114,7 @@ impl ChangedDirectory<'_, '_> {
     fn room_with_leaf(&mut self, len: usize) -> Result<Option<DataSpot>> {
         let Some(bytes) = self.root_of_kind(DaKind::DirLeaf)? else { return Ok(None) };
         let leaf = self.leaf(&bytes)?;
+        self.prove_bests(&leaf)?;
         let spot = DataSpot::in_bests(leaf.bests, len);
         let spot = spot.unwrap_or(DataSpot { number: leaf.bests.len(), is_new: true });
         let more_bests = (spot.number + 1).saturating_sub(leaf.bests.len()) * size_of::<U16>();
@@ -191,8 +188,12 @@ impl ChangedDirectory<'_, '_> {
         let FoundEntry { path, cookie, .. } =
             self.search_tree(name)?.found.ok_or_else(|| self.missing(name))?;
         let hash = DirHash::new(name_hash(name), cookie);
+        let only = self.root_of_kind(DaKind::DirLeaf)?;
+        if let Some(bytes) = &only {
+            self.prove_bests(&self.leaf(bytes)?)?;
+        }
         let (number, best) = self.take_entry(cookie)?;
-        if self.root_of_kind(DaKind::DirLeaf)?.is_some() {
+        if only.is_some() {
             let only = (path.leaf, DaKind::DirLeaf);
             self.blocks.edit(only, |geometry, edit| leaf::remove(geometry, edit, hash))?;
             self.set_best_in_leaf(number, best)?;
@@ -262,7 +263,7 @@ impl ChangedDirectory<'_, '_> {
         for _ in 0..=MOST_TRIMMED {
             let all = FileBlock(u64::MAX);
             let last = previous_mapped(self.blocks.t, ino, ForkName::Data, all)?;
-            let end = last.map_or(0, |last| last.offset.0 + u64::from(last.count));
+            let end = last.as_ref().map_or(0, end);
             let at = FileBlock(end.saturating_sub(unit));
             if at <= free_start(geometry) {
                 return Ok(at == free_start(geometry));
@@ -282,9 +283,17 @@ impl ChangedDirectory<'_, '_> {
         let root = self.blocks.root();
         let bytes = self.blocks.read(root)?;
         let leaf = self.leaf(&bytes)?;
-        if leaf.bests.len() != 1 {
+        if self.data_blocks()? != 1 {
             return Ok(());
         }
+        let geometry = self.geometry();
+        let is_elsewhere = |hash: &DirHash| {
+            hash.cookie().is_some_and(|cookie| cookie.split(geometry).0 != FileBlock(0))
+        };
+        if leaf.hashes.iter().any(is_elsewhere) {
+            return Err(self.blocks.damaged(format!("block {root} leads behind the last entry")));
+        }
+        self.data_block(FileBlock(0))?;
         let first = (FileBlock(0), DaKind::DirData);
         let has_room = self
             .blocks
@@ -296,18 +305,32 @@ impl ChangedDirectory<'_, '_> {
         Ok(())
     }
 
+    /// Proves that the only leaf says something about each data block, and of no other.
+    fn prove_bests(&mut self, leaf: &DirLeaf<'_>) -> Result<()> {
+        let (root, bests, blocks) = (self.blocks.root(), leaf.bests.len(), self.data_blocks()?);
+        if bests == blocks {
+            return Ok(());
+        }
+        let problem = format!("block {root} is about {bests} data blocks, and {blocks} are there");
+        Err(self.blocks.damaged(problem))
+    }
+
     /// Frees data blocks without entries at the end of a directory with one leaf.
     fn trim_data(&mut self) -> Result<()> {
         for _ in 0..MOST_TRIMMED {
             let root = self.blocks.root();
             let bytes = self.blocks.read(root)?;
-            let bests = self.leaf(&bytes)?.bests;
-            let last = bests.last().map(|best| usize::from(best.get()));
-            let number = bests.len().saturating_sub(1);
+            let leaf = self.leaf(&bytes)?;
+            self.prove_bests(&leaf)?;
+            let last = leaf.bests.last().map(|best| usize::from(best.get()));
+            let number = leaf.bests.len().saturating_sub(1);
             if number == 0 || last != Some(self.room_of_data()) {
                 return Ok(());
             }
-            self.free_data(number)?;
+            self.prove_empty(number)?;
+            if !self.free_data(number)? {
+                return Ok(());
+            }
             self.set_best_in_leaf(number, NO_BLOCK)?;
         }
         Ok(())
@@ -348,6 +371,6 @@ impl ChangedDirectory<'_, '_> {
             free::set_best(geometry, edit, inside, best)?;
             DirFree::view(geometry, edit.block()).map(|index| index.used)
         })?;
-        if used == 0 { self.blocks.free(at) } else { Ok(()) }
+        if used == 0 && self.blocks.may_free(at)? { self.blocks.free(at) } else { Ok(()) }
     }
 }

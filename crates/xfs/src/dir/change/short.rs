@@ -141,6 +141,11 @@ impl ChangedDirectory<'_, '_> {
             && short.encode(geometry).map_err(malformed)?.len() <= room;
         if fits {
             self.blocks.free(ONLY_BLOCK)?;
+            let inode = self.blocks.inode()?;
+            if let rest @ 1.. = inode.extent_count(ForkName::Data) {
+                let problem = format!("{rest} extents more than block {ONLY_BLOCK}");
+                return Err(self.blocks.damaged(problem));
+            }
             self.store_short(&short)?;
         }
         Ok(())

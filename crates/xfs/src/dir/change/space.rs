@@ -10,15 +10,20 @@ use offshoot_xfs_format::{FileBlock, U16};
 
 use super::ChangedDirectory;
 use crate::buffer::malformed;
-use crate::inode::change::previous_mapped;
+use crate::inode::change::{end, previous_mapped};
 use crate::trans::ForkName;
 
 const DATA: DaKind = DaKind::DirData;
 
-/// The blocks of the index, the last ones, in which room for an entry is looked for. In blocks of
-/// 4 KiB they are about 16,000 data blocks, with a million entries of 50 bytes. An addition to a
-/// larger directory makes a data block rather than to read on.
+/// The blocks of the index in which room for an entry is looked for: seven from a place on that
+/// the name decides, and the last one. In blocks of 4 KiB they are about 16,000 data blocks, with
+/// a million entries of 50 bytes, so all of smaller directories. In a larger one an addition that
+/// finds no room there may make a data block although another one has room, but the next names look
+/// elsewhere. So removals at random places keep a directory from growing, whatever its size.
 const MOST_INDEX_BLOCKS: usize = 8;
+
+/// The same in a directory that can have no more data blocks. The kernel would look at all 4,200.
+const MOST_INDEX_BLOCKS_IF_FULL: usize = 64;
 
 /// Where an entry goes.
 #[derive(Clone, Copy, Debug)]
@@ -72,20 +77,23 @@ impl ChangedDirectory<'_, '_> {
     }
 
     /// The data blocks from the first to the last one, with those between that are not there.
-    fn data_blocks(&mut self) -> Result<usize> {
+    pub(super) fn data_blocks(&mut self) -> Result<usize> {
         let blocks = self.size()? / self.geometry().dir_block_size() as u64;
         Ok(usize::try_from(blocks).unwrap_or(usize::MAX))
     }
 
-    /// Where an entry of `len` bytes goes in a directory with an index of free space.
-    pub(super) fn room_by_index(&mut self, len: usize) -> Result<DataSpot> {
+    /// Where an entry of `len` bytes, whose name has `hash`, goes in a directory with an index of
+    /// free space.
+    pub(super) fn room_by_index(&mut self, len: usize, hash: u32) -> Result<DataSpot> {
         let geometry = self.geometry();
         let (blocks, in_one) = (self.data_blocks()?, free::per_block(geometry).max(1));
         let last = blocks.saturating_sub(1) / in_one;
         let is_full = self.place_of_data(blocks) >= leaf_start(geometry);
-        let first = if is_full { 0 } else { last.saturating_sub(MOST_INDEX_BLOCKS - 1) };
+        let most = if is_full { MOST_INDEX_BLOCKS_IF_FULL } else { MOST_INDEX_BLOCKS };
+        let start = usize::try_from(hash).unwrap_or(0) % last.max(1);
+        let others = (start..last).chain(0..start).take(most - 1);
         let mut new = None;
-        for index in (first..=last).rev() {
+        for index in others.chain([last]) {
             let start = index * in_one;
             let (at, _) = free::locate(geometry, u32::try_from(start).unwrap_or(u32::MAX));
             let Some(bytes) = self.index_block(at)? else {
@@ -150,8 +158,8 @@ impl ChangedDirectory<'_, '_> {
         self.set_size(size)
     }
 
-    /// Removes an entry from its data block, which goes when it has no other. Returns the block,
-    /// and its longest unused piece.
+    /// Removes an entry from its data block, which goes when it has no other and can be given up.
+    /// Returns the block, and its longest unused piece.
     pub(super) fn take_entry(&mut self, cookie: DirCookie) -> Result<(usize, u16)> {
         let geometry = self.geometry();
         let (at, offset) = cookie.split(geometry);
@@ -160,23 +168,39 @@ impl ChangedDirectory<'_, '_> {
             DirData::view(geometry, edit.block()).map(|data| data.longest())
         })?;
         let number = usize::try_from(at.0 >> geometry.dir_block_log).unwrap_or(usize::MAX);
-        if longest < self.room_of_data() || number == 0 {
+        if longest < self.room_of_data() || number == 0 || !self.free_data(number)? {
             return Ok((number, self.best(longest)?));
         }
-        self.free_data(number)?;
         Ok((number, NO_BLOCK))
     }
 
-    /// Frees a data block. Behind the last one that is left, the directory ends.
-    pub(super) fn free_data(&mut self, number: usize) -> Result<()> {
+    /// Proves that a data block has no entries.
+    pub(super) fn prove_empty(&mut self, number: usize) -> Result<()> {
+        let at = self.place_of_data(number);
+        let bytes = self.data_block(at)?;
+        let data = DirData::view(self.geometry(), &bytes).map_err(malformed)?;
+        if data.longest() == self.room_of_data() {
+            return Ok(());
+        }
+        Err(self
+            .blocks
+            .damaged(format!("block {at} has entries, and a leaf says that it has none")))
+    }
+
+    /// Frees a data block. Behind the last one that is left, the directory ends. Returns false when
+    /// the block has to stay: an entry can go there again.
+    pub(super) fn free_data(&mut self, number: usize) -> Result<bool> {
         let (geometry, at) = (self.geometry(), self.place_of_data(number));
+        if !self.blocks.may_free(at)? {
+            return Ok(false);
+        }
         self.blocks.free(at)?;
         if number + 1 < self.data_blocks()? {
-            return Ok(());
+            return Ok(true);
         }
         let ino = self.blocks.ino;
         let last = previous_mapped(self.blocks.t, ino, ForkName::Data, at)?;
-        let end = last.map_or(0, |last| last.offset.0 + u64::from(last.count));
-        self.set_size(end << geometry.block_log)
+        self.set_size(last.as_ref().map_or(0, end) << geometry.block_log)?;
+        Ok(true)
     }
 }

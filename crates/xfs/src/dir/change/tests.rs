@@ -3,8 +3,12 @@
 
 mod attributes;
 mod cuts;
+mod damage;
 mod forms;
+mod full;
+mod hostile;
 mod room;
+mod seen;
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;

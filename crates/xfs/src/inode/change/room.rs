@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use offshoot_vfs::Result;
 use offshoot_xfs_format::btree::XfsForkRoot;
-use offshoot_xfs_format::record::XfsExtent;
+use offshoot_xfs_format::record::{XfsExtent, XfsExtentItem};
 use offshoot_xfs_format::{FileBlock, Ino};
 
 use super::{ForkRecords, ForkTree, edit, end, part};
@@ -65,6 +65,23 @@ pub(crate) fn previous_mapped(
 ) -> Result<Option<XfsExtent>> {
     let Some(before) = at.0.checked_sub(1) else { return Ok(None) };
     look(t, ino, fork, |records| records.at_most(FileBlock(before)))
+}
+
+/// Whether the fork may need a block when a range of its blocks is unmapped: it cuts an extent in
+/// two, and there is no room for one more record.
+pub(crate) fn unmapping_needs_block(
+    t: &mut XfsTransaction<'_>,
+    ino: Ino,
+    fork: ForkName,
+    range: Range<u64>,
+) -> Result<bool> {
+    let geometry = t.geometry();
+    let most = t.inode(ino)?.room(fork, geometry)? / size_of::<XfsExtentItem>();
+    look(t, ino, fork, |records| {
+        let found = records.at_most(FileBlock(range.start))?;
+        let is_cut = found.is_some_and(|old| old.offset.0 < range.start && end(&old) > range.end);
+        Ok(is_cut && records.is_full(FileBlock(range.start), most)?)
+    })
 }
 
 /// The extent or the hole of a fork from a block on.

@@ -127,7 +127,7 @@ impl TestBlock {
     pub(super) fn new(volume: &TestVolume, place: BasicBlock) -> Arc<Self> {
         let geometry = volume.geometry();
         let size = geometry.block_size();
-        let expected = DaExpected { place, owner: Some(Ino(131)), block: None };
+        let expected = DaExpected { place, owner: Some(Ino(131)), block: None, is_sealed: true };
         let kind = RemoteKind::SymlinkTarget;
         let mut bytes = kind.encode(geometry, &expected, 0, b"a target", size).unwrap();
         kind.seal(geometry, &mut bytes, Lsn(0));

@@ -41,7 +41,19 @@ impl XfsTransaction<'_> {
         Ok(true)
     }
 
+    /// Proves what is to be published. A mistake, ours or one that the volume has led to, ends the
+    /// transaction here; later it would end all writing.
+    fn prove_changes(&self) -> Result<()> {
+        self.buffers.iter().try_for_each(|(place, held)| match &held.content {
+            HeldContent::Changed { bytes, .. } => {
+                held.role.verify_changed(self.geometry(), *place, bytes)
+            }
+            _ => Ok(()),
+        })
+    }
+
     pub(super) fn commit_changes(&mut self, kept: &[Ino]) -> Result<Option<LogSequence>> {
+        self.prove_changes()?;
         let notes_attributes = self.note_attributes()?;
         let mut inodes = Vec::new();
         for (ino, inode) in &mut self.inodes {
@@ -66,6 +78,8 @@ impl XfsTransaction<'_> {
             Some(self.engine.log().commit(&mut self.ticket, &items.all))
         };
         if !matches!(sequence, Some(Err(_))) {
+            let changed = || items.inodes.iter().map(|item| item.place.ino);
+            changed().for_each(|ino| shared.buffers.begin_publishing(ino));
             // While no buffer can go home: one that is published behind that stays in memory.
             for (place, buffer) in published {
                 match buffer {
@@ -78,6 +92,7 @@ impl XfsTransaction<'_> {
                     shared.buffers.publish_inode(item.place.ino, bytes);
                 }
             }
+            changed().for_each(|ino| shared.buffers.end_publishing(ino));
         }
         items.buffers.iter().for_each(|item| item.committed());
         items.inodes.iter().for_each(|item| item.committed());
