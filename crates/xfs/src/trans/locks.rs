@@ -13,17 +13,17 @@ use offshoot_vfs::{Error, Result, Structure};
 
 /// The locks that are held, each with the threads that wait for it.
 #[derive(Debug)]
-pub(super) struct KeyLocks<K> {
+pub(crate) struct KeyLocks<K> {
     held: Mutex<HashMap<K, VecDeque<Sender<()>>>>,
 }
 
 impl<K: Copy + Eq + Hash + Debug> KeyLocks<K> {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { held: Mutex::new(HashMap::new()) }
     }
 
     /// Takes the lock, once its holder releases it.
-    pub(super) fn lock(&self, key: K) -> Result<()> {
+    pub(crate) fn lock(&self, key: K) -> Result<()> {
         let turn = match self.held.lock().entry(key) {
             Entry::Vacant(entry) => {
                 entry.insert(VecDeque::new());
@@ -53,7 +53,7 @@ impl<K: Copy + Eq + Hash + Debug> KeyLocks<K> {
     }
 
     /// Releases a lock that the caller holds: the next waiter has it then.
-    pub(super) fn unlock(&self, key: K) {
+    pub(crate) fn unlock(&self, key: K) {
         let mut held = self.held.lock();
         let Some(waiters) = held.get_mut(&key) else { return };
         while let Some(next) = waiters.pop_front() {
