@@ -39,7 +39,7 @@ pub(super) enum Touched {
 }
 
 /// A change of names.
-pub(super) struct NameChange<'e> {
+pub(super) struct NameTransaction<'e> {
     pub(super) names: XfsNames<'e>,
     pub(super) t: XfsTransaction<'e>,
     pub(super) work: Vec<DeferredWork>,
@@ -69,7 +69,7 @@ impl<'e> XfsNames<'e> {
         (need, blocks): (SpaceNeed, u64),
         inodes: &[Ino],
         at: Timestamp,
-    ) -> Result<NameChange<'e>> {
+    ) -> Result<NameTransaction<'e>> {
         let is_full = |error: &Error| error.errno() == Errno::NOSPC;
         let has_parents = self.transactions.geometry().layout.contains(XfsLayout::PARENTS);
         let may_go_on = match need {
@@ -91,7 +91,7 @@ impl<'e> XfsNames<'e> {
         inodes.sort_unstable();
         inodes.dedup();
         let (work, touched) = (Vec::new(), BTreeMap::new());
-        let mut change = NameChange { names: *self, t, work, inodes, touched, at, has_space };
+        let mut change = NameTransaction { names: *self, t, work, inodes, touched, at, has_space };
         for ino in change.inodes.clone() {
             change.t.inode(ino)?;
         }
@@ -99,7 +99,7 @@ impl<'e> XfsNames<'e> {
     }
 }
 
-impl NameChange<'_> {
+impl NameTransaction<'_> {
     /// The core of an inode as it is now.
     pub(super) fn core(&mut self, ino: Ino) -> Result<XfsInodeCore> {
         self.t.inode(ino).map(|inode| *inode.core())

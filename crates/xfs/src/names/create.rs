@@ -2,9 +2,10 @@
 
 use offshoot_vfs::{Errno, NewFile, Result};
 use offshoot_xfs_format::Ino;
+use offshoot_xfs_format::dir::file_type;
 use offshoot_xfs_format::inode::XfsInodeFlags;
 
-use super::change::{NameChange, SpaceNeed, Touched, parent_blocks};
+use super::change::{NameTransaction, SpaceNeed, Touched, parent_blocks};
 use super::fill::NewInode;
 use super::inherited::InheritedLists;
 use super::take::inode_blocks;
@@ -58,7 +59,8 @@ impl XfsNames<'_> {
             XfsNewKind::Regular | XfsNewKind::Node(..) => Kind::Create,
         };
         let engine = self.transactions;
-        let target = if kind.remote_target().is_some() { target_blocks(engine) } else { 0 };
+        let is_remote = kind.remote_target(engine.geometry()).is_some();
+        let target = if is_remote { target_blocks(engine) } else { 0 };
         let blocks =
             inode_blocks(engine) + most_blocks_to_add(engine) + target + parent_blocks(engine);
         let mut change = self.begin(which, (SpaceNeed::Always, blocks), &[place.dir], new.at)?;
@@ -168,7 +170,8 @@ impl XfsNames<'_> {
         lists: &[OwnedXattr],
     ) -> Result<Ino> {
         let engine = self.transactions;
-        let target = if kind.remote_target().is_some() { target_blocks(engine) } else { 0 };
+        let is_remote = kind.remote_target(engine.geometry()).is_some();
+        let target = if is_remote { target_blocks(engine) } else { 0 };
         let need = (SpaceNeed::Always, inode_blocks(engine) + target);
         let mut change = self.begin(Kind::CreateUnnamed, need, &[dir], new.at)?;
         change.require_growable(dir)?;
@@ -182,7 +185,7 @@ impl XfsNames<'_> {
     }
 }
 
-impl NameChange<'_> {
+impl NameTransaction<'_> {
     /// Proves that a new file of a kind can have a name.
     fn require_new(&mut self, place: NamePlace<'_>, kind: XfsNewKind<'_>) -> Result<()> {
         let dir = self.require_growable(place.dir)?;
@@ -200,7 +203,7 @@ impl NameChange<'_> {
     fn add_new(&mut self, place: NamePlace<'_>, ino: Ino, entry_type: u8) -> Result<()> {
         let work = add_name(&mut self.t, place.dir, place.name, (ino, entry_type))?;
         self.work.extend(work);
-        if entry_type == offshoot_xfs_format::dir::file_type::DIR {
+        if entry_type == file_type::DIR {
             self.add_links(place.dir, 1)?;
         }
         self.touch(place.dir, Touched::Contents);

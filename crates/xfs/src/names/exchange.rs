@@ -2,11 +2,11 @@
 
 use offshoot_vfs::{Errno, Result};
 
-use super::change::{NameChange, Touched};
+use super::change::{NameTransaction, Touched};
 use super::rename::{RenamePlan, is_directory};
 use crate::dir::change::{replace_name, set_parent};
 
-impl NameChange<'_> {
+impl NameTransaction<'_> {
     /// Lets each of two names lead to the file of the other.
     pub(super) fn exchange(&mut self, plan: &RenamePlan<'_>) -> Result<()> {
         let RenamePlan { from, to, source, target, .. } = *plan;

@@ -9,17 +9,18 @@ use offshoot_xfs_format::inode::{
 use offshoot_xfs_format::symlink::MAX_LEN;
 use offshoot_xfs_format::{Ino, XfsGeometry};
 
-use super::change::{NameChange, Touched, xfs_time};
+use super::change::{NameTransaction, Touched, xfs_time};
 use crate::dir::change::make_empty;
 use crate::trans::{ChangedFork, ForkName};
 
-/// Where the attribute fork of a new file begins, in units of 8 bytes behind the core, as the
-/// kernel has it: behind room for 12 extents, or behind the number of a device.
+/// Where the attribute fork of a new file begins that will have a parent pointer, in units of 8
+/// bytes behind the core, as the kernel has it: behind room for 12 extents, or behind the number of
+/// a device. Other files get such a fork with their first attribute.
 const FORK_OFFSET: u8 = 24;
 const DEVICE_FORK_OFFSET: u8 = 1;
 
-/// The longest target of a link that is stored in the inode.
-const MOST_INLINE: usize = 8 * FORK_OFFSET as usize;
+/// The least bytes of an attribute fork.
+const LEAST_ATTRIBUTES: usize = 4 + 16 * 2;
 
 /// What kind of file is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,18 +87,21 @@ impl XfsNewKind<'_> {
         Err(Error::posix(errno, format!("a new file of type {:?}", self.file_type())))
     }
 
-    /// The target, if it has blocks of its own.
-    pub(super) fn remote_target(&self) -> Option<&[u8]> {
+    /// The target, if it has blocks of its own: it leaves the inode room for attributes.
+    pub(super) fn remote_target(&self, geometry: &XfsGeometry) -> Option<&[u8]> {
+        let room = geometry.inode_size() - XfsInodeCore::len(geometry);
+        let offset = fork_offset(geometry, FORK_OFFSET)
+            .map_or_else(|| room.saturating_sub(LEAST_ATTRIBUTES) / 8, usize::from);
         match self {
-            Self::Symlink(target) if target.len() > MOST_INLINE => Some(target),
+            Self::Symlink(target) if target.len() > 8 * offset => Some(target),
             _ => None,
         }
     }
 
     /// The data fork, without the blocks that it gets later.
-    fn fork(self) -> ChangedFork {
+    fn fork(self, geometry: &XfsGeometry) -> ChangedFork {
         match self {
-            Self::Symlink(target) if target.len() <= MOST_INLINE => {
+            Self::Symlink(target) if self.remote_target(geometry).is_none() => {
                 ChangedFork::Local(target.to_vec())
             }
             Self::Node(_, (major, minor)) => {
@@ -106,6 +110,11 @@ impl XfsNewKind<'_> {
             _ => ChangedFork::Extents(Vec::new()),
         }
     }
+}
+
+/// The offset of the attribute fork, on a volume whose files always get one.
+fn fork_offset(geometry: &XfsGeometry, offset: u8) -> Option<u8> {
+    geometry.layout.contains(XfsLayout::PARENTS).then_some(offset)
 }
 
 /// A file that is made.
@@ -119,7 +128,7 @@ pub(super) struct NewInode<'a> {
     pub(super) links: u32,
 }
 
-impl NameChange<'_> {
+impl NameTransaction<'_> {
     /// Fills an inode that was just taken for a file in `dir`.
     pub(super) fn fill(&mut self, ino: Ino, dir: Ino, what: &NewInode<'_>) -> Result<()> {
         let (geometry, parent) = (self.t.geometry(), self.core(dir)?);
@@ -130,13 +139,16 @@ impl NameChange<'_> {
             return Err(Error::corrupt(Structure::InodeCore, problem));
         }
         *inode.core_mut() = core_of(geometry, ino, what, (&old, &parent));
-        inode.set_fork(ForkName::Data, what.kind.fork());
+        inode.set_fork(ForkName::Data, what.kind.fork(geometry));
         let is_node = matches!(what.kind, XfsNewKind::Node(..));
-        inode.set_fork_offset(if is_node { DEVICE_FORK_OFFSET } else { FORK_OFFSET });
+        let offset = if is_node { DEVICE_FORK_OFFSET } else { FORK_OFFSET };
+        if let Some(offset) = fork_offset(geometry, offset) {
+            inode.set_fork_offset(offset);
+        }
         if what.kind.is_directory() {
             make_empty(&mut self.t, ino, dir)?;
         }
-        if let Some(target) = what.kind.remote_target() {
+        if let Some(target) = what.kind.remote_target(geometry) {
             self.store_target(ino, target)?;
         }
         self.touch(ino, Touched::Contents);

@@ -10,7 +10,7 @@ use offshoot_xfs_format::attr::acl::{self, from_disk, to_disk};
 use offshoot_xfs_format::inode::XfsInodeCore;
 use offshoot_xfs_format::{Ino, XfsGeometry};
 
-use super::change::NameChange;
+use super::change::NameTransaction;
 use crate::attr::change::{OwnedXattr, XattrChange, find_xattr};
 use crate::buffer::malformed;
 
@@ -43,7 +43,7 @@ impl InheritedLists {
     }
 }
 
-impl NameChange<'_> {
+impl NameTransaction<'_> {
     /// What a new file of this type gets from `dir`.
     pub(super) fn inherited(
         &mut self,

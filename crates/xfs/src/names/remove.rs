@@ -4,7 +4,7 @@ use offshoot_vfs::{Errno, Error, Result, Structure, Timestamp};
 use offshoot_xfs_format::Ino;
 use offshoot_xfs_format::dir::file_type;
 
-use super::change::{NameChange, SpaceNeed, Touched, parent_blocks};
+use super::change::{NameTransaction, SpaceNeed, Touched, parent_blocks};
 use super::{NamePlace, XfsNames};
 use crate::dir::change::{
     XfsEntryTarget, check_name, is_empty, most_blocks_to_remove, remove_name, set_parent,
@@ -97,7 +97,7 @@ impl XfsNames<'_> {
     }
 }
 
-impl NameChange<'_> {
+impl NameTransaction<'_> {
     /// Proves that a directory has no names, and none above it.
     pub(super) fn require_empty(&mut self, dir: Ino, errno: Errno) -> Result<()> {
         if is_empty(&mut self.t, dir)? && self.core(dir)?.links() <= 2 {

@@ -4,7 +4,7 @@ use offshoot_vfs::{Errno, Error, FileType, Rename, Result, Structure, Timestamp}
 use offshoot_xfs_format::dir::file_type;
 use offshoot_xfs_format::{AgNumber, Ino};
 
-use super::change::{NameChange, SpaceNeed, Touched, parent_blocks};
+use super::change::{NameTransaction, SpaceNeed, Touched, parent_blocks};
 use super::{NamePlace, XfsNames, XfsNewKind};
 use crate::dir::change::{
     XfsEntryTarget, add_name, check_name, most_blocks_to_add, most_blocks_to_remove, remove_name,
@@ -160,7 +160,7 @@ impl XfsNames<'_> {
     }
 }
 
-impl NameChange<'_> {
+impl NameTransaction<'_> {
     fn require_rename(&mut self, plan: &RenamePlan<'_>) -> Result<()> {
         self.require_shrinkable(plan.from.dir)?;
         self.require_movable(plan.source.0)?;

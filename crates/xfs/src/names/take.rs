@@ -7,7 +7,7 @@ use offshoot_vfs::{Errno, Error, Result, Timestamp};
 use offshoot_xfs_format::record::CHUNK_INODES;
 use offshoot_xfs_format::{AgIno, AgNumber, Ino};
 
-use super::change::NameChange;
+use super::change::NameTransaction;
 use super::{XfsNameState, XfsNames};
 use crate::group;
 use crate::trans::XfsTransactions;
@@ -48,7 +48,7 @@ impl XfsNames<'_> {
     }
 }
 
-impl NameChange<'_> {
+impl NameTransaction<'_> {
     /// Takes an inode for a file in `dir`. The transaction may roll, so it comes before all changes
     /// of the directory.
     ///

@@ -8,7 +8,7 @@ use offshoot_xfs_format::remote::RemoteKind;
 use offshoot_xfs_format::symlink::MAX_LEN;
 use offshoot_xfs_format::{FileBlock, Ino};
 
-use super::change::NameChange;
+use super::change::NameTransaction;
 use crate::buffer::{BufferRole, DiskRun, damaged_at};
 use crate::defer::DeferredWork;
 use crate::group::{ExtentWish, ReverseOwner, allocate_anywhere};
@@ -22,7 +22,7 @@ pub(super) fn target_blocks(engine: &XfsTransactions) -> u64 {
     RemoteKind::blocks(engine.geometry(), MAX_LEN) as u64 + engine.most_levels().data
 }
 
-impl NameChange<'_> {
+impl NameTransaction<'_> {
     /// Stores the target of a new link.
     pub(super) fn store_target(&mut self, ino: Ino, target: &[u8]) -> Result<()> {
         let geometry = self.t.geometry();

@@ -187,7 +187,7 @@ impl<'b> NameChurn<'b> {
     }
 
     fn target(&mut self) -> Vec<u8> {
-        let len = [1, 40, 192, 193, 700, 900, 968, 969, 1023][self.below(9)];
+        let len = [1, 192, 193, 296, 297, 336, 337, 900, 968, 969, 1023][self.below(11)];
         (0..len).map(|number| b'a' + u8::try_from(number % 23).unwrap()).collect()
     }
 

@@ -119,6 +119,19 @@ impl NameTree {
         }
     }
 
+    /// The part of the tree from a directory on.
+    pub(super) fn below(&self, root: Ino) -> Self {
+        let mut nodes = BTreeMap::new();
+        let mut left = vec![root];
+        while let Some(ino) = left.pop() {
+            let node = self.nodes[&ino].clone();
+            left.extend(node.names.values());
+            nodes.insert(ino, node);
+        }
+        nodes.get_mut(&root).unwrap().parent = None;
+        Self { nodes, root, lost: None, wants_whiteout: None }
+    }
+
     pub(super) fn directories(&self) -> Vec<Ino> {
         let is_directory = |(ino, node): (&Ino, &TreeNode)| node.is_directory().then_some(*ino);
         self.nodes.iter().filter_map(is_directory).collect()
