@@ -145,17 +145,6 @@ impl<'e> XfsNames<'e> {
         self.look_up(place)?.ok_or_else(|| place.error(Errno::NOENT))
     }
 
-    /// Calls `change`, and calls it again while names lead elsewhere than they did when they were
-    /// looked up: it returns `None` then.
-    fn until_settled<T>(&self, mut change: impl FnMut() -> Result<Option<T>>) -> Result<T> {
-        for _ in 0..MOST_LOOKUPS {
-            if let Some(done) = change()? {
-                return Ok(done);
-            }
-        }
-        Err(Error::posix(Errno::AGAIN, "other threads change the same names all the time"))
-    }
-
     /// Frees an inode without names, and all that it holds. Nobody has it open.
     pub(crate) fn inactivate(&self, ino: Ino) -> Result<()> {
         let _locked = self.lock([ino])?;
@@ -165,6 +154,25 @@ impl<'e> XfsNames<'e> {
     fn inactivate_locked(&self, ino: Ino) -> Result<()> {
         retry(|| inactive::free_unlinked_inode(self.transactions, self.ids, ino))
     }
+}
+
+/// What became of a change whose names were looked up before they were locked.
+enum NameOutcome {
+    /// A name leads elsewhere by now, so nothing was changed.
+    Moved,
+    /// It is done, and this file has lost its last name.
+    Done(Option<Ino>),
+}
+
+/// Calls `change`, and calls it again while names lead elsewhere than they did when it looked them
+/// up. Returns the file that has lost its last name.
+fn until_done(mut change: impl FnMut() -> Result<NameOutcome>) -> Result<Option<Ino>> {
+    for _ in 0..MOST_LOOKUPS {
+        if let NameOutcome::Done(lost) = change()? {
+            return Ok(lost);
+        }
+    }
+    Err(Error::posix(Errno::AGAIN, "other threads change the same names all the time"))
 }
 
 /// What a name leads to. Locks the directory.

@@ -75,14 +75,16 @@ impl XfsNewKind<'_> {
             Self::Symlink(b"") => Errno::NOENT,
             Self::Symlink(target) if target.len() >= MAX_LEN => Errno::NAMETOOLONG,
             Self::Symlink(target) if target.contains(&0) => Errno::INVAL,
-            Self::Node(FileType::Fifo | FileType::Socket, (0, 0)) => return Ok(()),
             Self::Node(FileType::CharDevice | FileType::BlockDevice, (major, minor))
                 if device_field(major, minor).is_some() =>
             {
                 return Ok(());
             }
+            Self::Regular
+            | Self::Directory
+            | Self::Symlink(_)
+            | Self::Node(FileType::Fifo | FileType::Socket, (0, 0)) => return Ok(()),
             Self::Node(..) => Errno::INVAL,
-            Self::Regular | Self::Directory | Self::Symlink(_) => return Ok(()),
         };
         Err(Error::posix(errno, format!("a new file of type {:?}", self.file_type())))
     }

@@ -5,7 +5,7 @@ use offshoot_xfs_format::Ino;
 use offshoot_xfs_format::dir::file_type;
 
 use super::change::{NameTransaction, SpaceNeed, Touched, parent_blocks};
-use super::{NamePlace, XfsNames};
+use super::{NameOutcome, NamePlace, XfsNames, until_done};
 use crate::dir::change::{
     XfsEntryTarget, check_name, is_empty, most_blocks_to_remove, remove_name, set_parent,
 };
@@ -43,7 +43,7 @@ impl XfsNames<'_> {
         is_directory: bool,
     ) -> Result<Option<Ino>> {
         check_name(place.name)?;
-        self.until_settled(|| {
+        until_done(|| {
             let target = self.find(place)?;
             let errno = match (target.1 == file_type::DIR, is_directory) {
                 (true, false) => Errno::ISDIR,
@@ -57,19 +57,19 @@ impl XfsNames<'_> {
         })
     }
 
-    /// Removes a name; `None` when it does not lead to `target` any more.
+    /// Removes a name, if it still leads to `target`.
     fn remove_once(
         &self,
         place: NamePlace<'_>,
         target: XfsEntryTarget,
         at: Timestamp,
-    ) -> Result<Option<Option<Ino>>> {
+    ) -> Result<NameOutcome> {
         let (ino, is_directory) = (target.0, target.1 == file_type::DIR);
         let blocks = most_blocks_to_remove(self.transactions) + parent_blocks(self.transactions);
         let need = (SpaceNeed::Removal, blocks);
         let mut change = self.begin(Kind::Remove, need, &[place.dir, ino], at)?;
         if !change.leads_to(place, Some(target))? {
-            return Ok(None);
+            return Ok(NameOutcome::Moved);
         }
         change.require_shrinkable(place.dir)?;
         change.require_movable(ino)?;
@@ -93,7 +93,7 @@ impl XfsNames<'_> {
         change.touch(place.dir, Touched::Contents);
         change.change_parent(ino, Some(place), None)?;
         change.finish()?;
-        Ok(Some(is_last.then_some(ino)))
+        Ok(NameOutcome::Done(is_last.then_some(ino)))
     }
 }
 

@@ -5,7 +5,7 @@ use offshoot_xfs_format::dir::file_type;
 use offshoot_xfs_format::{AgNumber, Ino};
 
 use super::change::{NameTransaction, SpaceNeed, Touched, parent_blocks};
-use super::{NamePlace, XfsNames, XfsNewKind};
+use super::{NameOutcome, NamePlace, XfsNames, XfsNewKind, until_done};
 use crate::dir::change::{
     XfsEntryTarget, add_name, check_name, most_blocks_to_add, most_blocks_to_remove, remove_name,
     replace_name, set_parent,
@@ -66,7 +66,7 @@ impl XfsNames<'_> {
         check_name(from.name)?;
         check_name(to.name)?;
         let is_exchange = how == Rename::Exchange;
-        self.until_settled(|| {
+        until_done(|| {
             let (source, target) = (self.find(from)?, self.look_up(to)?);
             if target.is_some() && !is_exchange && !how.replaces() {
                 return Err(to.error(Errno::EXIST));
@@ -75,15 +75,15 @@ impl XfsNames<'_> {
                 return Err(to.error(Errno::NOENT));
             }
             if target.is_some_and(|target| target.0 == source.0) {
-                return Ok(Some(None));
+                return Ok(NameOutcome::Done(None));
             }
             let plan = RenamePlan { from, to, source, target, at, is_exchange, whiteout: None };
             self.rename_found(&plan, how)
         })
     }
 
-    /// Moves a name that leads where `plan` says; `None` when one of them does not any more.
-    fn rename_found(&self, plan: &RenamePlan<'_>, how: Rename) -> Result<Option<Option<Ino>>> {
+    /// Moves a name, if both still lead where `plan` says.
+    fn rename_found(&self, plan: &RenamePlan<'_>, how: Rename) -> Result<NameOutcome> {
         let moves_directory = plan.is_between_directories()
             && (is_directory(plan.source)
                 || plan.is_exchange && plan.target.is_some_and(is_directory));
@@ -97,7 +97,7 @@ impl XfsNames<'_> {
         let whiteout = retry(|| self.make_unnamed(dir, WHITEOUT, &new, permissions, &[]))?;
         let plan = RenamePlan { whiteout: Some(whiteout), ..*plan };
         let outcome = retry(|| self.rename_once(&plan));
-        if !matches!(outcome, Ok(Some(_))) {
+        if !matches!(outcome, Ok(NameOutcome::Done(_))) {
             self.inactivate_locked(whiteout)?;
         }
         outcome
@@ -136,7 +136,7 @@ impl XfsNames<'_> {
         Err(Error::corrupt(Structure::DirectoryBlock, format!("what is above {dir} does not end")))
     }
 
-    fn rename_once(&self, plan: &RenamePlan<'_>) -> Result<Option<Option<Ino>>> {
+    fn rename_once(&self, plan: &RenamePlan<'_>) -> Result<NameOutcome> {
         let engine = self.transactions;
         let blocks = 2 * most_blocks_to_add(engine)
             + most_blocks_to_remove(engine)
@@ -146,17 +146,17 @@ impl XfsNames<'_> {
         let is_settled = change.leads_to(plan.from, Some(plan.source))?
             && change.leads_to(plan.to, plan.target)?;
         if !is_settled {
-            return Ok(None);
+            return Ok(NameOutcome::Moved);
         }
         change.require_rename(plan)?;
         if plan.is_exchange {
             change.exchange(plan)?;
             change.finish()?;
-            return Ok(Some(None));
+            return Ok(NameOutcome::Done(None));
         }
         let lost = change.rename(plan)?;
         change.finish()?;
-        Ok(Some(lost))
+        Ok(NameOutcome::Done(lost))
     }
 }
 

@@ -19,7 +19,7 @@ use offshoot_device::BlockDevice;
 use offshoot_testkit::random::{Random, seed_of_run};
 use offshoot_testkit::xfs::disk::{LARGE_BLOCKS, RECOVERY, XfsDisk};
 use offshoot_testkit::xfs::judges;
-use offshoot_vfs::{Attr, Errno, FileSystem, FileType, NewFile, Rename, Timestamp};
+use offshoot_vfs::{Attr, Errno, Error, FileSystem, FileType, NewFile, Rename, Timestamp};
 use offshoot_xfs_format::Ino;
 use offshoot_xfs_format::geometry::XfsLayout;
 
@@ -200,7 +200,7 @@ impl<'b> NameChurn<'b> {
         let new = new_file(permissions, self.clock);
         let made = self.bench.names().create(NamePlace { dir, name: &name }, kind, &new);
         let expected = self.tree.may_add(dir, &name);
-        assert_eq!(made.as_ref().map(drop).map_err(|error| error.errno()), expected, "{made:?}");
+        assert_eq!(made.as_ref().map(drop).map_err(Error::errno), expected, "{made:?}");
         if let Ok(ino) = made {
             self.tree.create((dir, &name), ino, TreeNode::new(kind, &new));
         }
@@ -251,7 +251,7 @@ impl<'b> NameChurn<'b> {
             names.unlink(place, at(self.clock))
         };
         let expected = self.tree.may_remove(dir, &name, is_rmdir);
-        assert_eq!(done.as_ref().map(drop).map_err(|error| error.errno()), expected, "{done:?}");
+        assert_eq!(done.as_ref().map(drop).map_err(Error::errno), expected, "{done:?}");
         if let Ok(lost) = done {
             self.tree.remove((dir, &name), self.clock);
             self.lose(lost);
@@ -271,7 +271,7 @@ impl<'b> NameChurn<'b> {
         let [from, to] = [&from, &to].map(|(dir, name)| NamePlace { dir: *dir, name });
         let done = self.bench.names().rename(from, to, how, at(self.clock));
         let expected = self.tree.may_rename(from, to, how);
-        let errno = done.as_ref().map(drop).map_err(|error| error.errno());
+        let errno = done.as_ref().map(drop).map_err(Error::errno);
         assert_eq!(errno, expected, "{from:?} {to:?} {how:?} {done:?}");
         if let Ok(lost) = done {
             self.tree.rename(from, to, how, self.clock);
@@ -302,7 +302,7 @@ impl<'b> NameChurn<'b> {
         let dir = self.dir();
         let name = self.name(dir);
         let place = NamePlace { dir, name: &name };
-        assert_eq!(names.link(ino, place, at(self.clock)).is_ok(), false);
+        assert!(names.link(ino, place, at(self.clock)).is_err());
         let done = names.link_unnamed(ino, place, at(self.clock));
         let expected = self.tree.may_add(dir, &name);
         assert_eq!(done.map_err(|error| error.errno()), expected);

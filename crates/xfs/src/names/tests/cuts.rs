@@ -159,7 +159,9 @@ fn freed_blocks_of_targets_and_attributes_hold_data_next() {
         change_xattr(t, &bench.ids, XattrChange::set(ino, xattr)).unwrap();
         lost.extend(names.unlink(place, at(1)).unwrap());
     }
-    lost.iter().for_each(|ino| names.inactivate(*ino).unwrap());
+    for ino in &lost {
+        names.inactivate(*ino).unwrap();
+    }
     bench.engine.log().force_all().unwrap();
     // All blocks that are free hold data now.
     let place = NamePlace { dir: root, name: b"data" };

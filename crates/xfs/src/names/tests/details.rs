@@ -2,8 +2,6 @@
 
 use std::collections::BTreeSet;
 
-use offshoot_vfs::Error;
-
 use super::*;
 use crate::trans::XfsTransactionKind as Kind;
 
@@ -60,8 +58,8 @@ fn what_cannot_be_a_name_or_a_file_is_refused() {
         Some(Errno::NOENT)
     );
     assert_eq!(errno(names.link(file, place, at(1))), Some(Errno::NOENT));
-    let named = NamePlace { dir, name: b"file" };
-    assert_eq!(errno(names.rename(named, place, Rename::Replace, at(1))), Some(Errno::NOENT));
+    let file_place = NamePlace { dir, name: b"file" };
+    assert_eq!(errno(names.rename(file_place, place, Rename::Replace, at(1))), Some(Errno::NOENT));
     names.inactivate(ino).unwrap();
     let tree = bench.tree();
     drop(bench.assert_unmounts(&tree));

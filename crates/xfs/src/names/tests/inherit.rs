@@ -47,7 +47,7 @@ fn lists(options: &str) {
         let dir = mount.path().join(name);
         std::fs::create_dir(&dir).unwrap();
         setxattr(&dir, LISTS[1], &default_list(users), XattrFlags::empty()).unwrap();
-        OpenOptions::new().create(true).write(true).mode(0o664).open(dir.join("file")).unwrap();
+        OpenOptions::new().create_new(true).write(true).mode(0o664).open(dir.join("file")).unwrap();
         DirBuilder::new().mode(0o2775).create(dir.join("dir")).unwrap();
         rustix::fs::mkfifoat(rustix::fs::CWD, dir.join("fifo"), 0o666.into()).unwrap();
         dirs.push(Ino(XfsDisk::ino(&dir)));
@@ -128,7 +128,7 @@ fn files_get_the_flags_that_the_kernel_gives() {
         let dir = mount.path().join(format!("{number}"));
         std::fs::create_dir(&dir).unwrap();
         disk.xfs_io(&dir, commands);
-        OpenOptions::new().create(true).write(true).open(dir.join("file")).unwrap();
+        OpenOptions::new().create_new(true).write(true).open(dir.join("file")).unwrap();
         DirBuilder::new().create(dir.join("dir")).unwrap();
         let _ = std::os::unix::fs::symlink("x", dir.join("link"));
         rustix::fs::mkfifoat(rustix::fs::CWD, dir.join("fifo"), 0o666.into()).unwrap();

@@ -31,10 +31,9 @@ fn disturb(bench: &NameBench, dirs: &[Ino], seed: u64, steps: usize) -> Vec<Ino>
             4 => names.rmdir(from, now).map(Some),
             5 => names.rename(from, to, Rename::Exchange, now),
             6 => match names.create_unnamed(from.dir, XfsNewKind::Regular, &new) {
-                Ok(ino) => names.link_unnamed(ino, to, now).map(|()| None).or_else(|error| {
-                    lost.push(ino);
-                    Err(error)
-                }),
+                Ok(ino) => {
+                    names.link_unnamed(ino, to, now).map(|()| None).inspect_err(|_| lost.push(ino))
+                }
                 Err(error) => Err(error),
             },
             7 => match names.look_up(from) {
