@@ -22,7 +22,8 @@
 //! 1  moves of directories        one at a time: such a move asks what is above its new place
 //! 2  inodes of the change        ascending by number, in one call (`locks`)
 //! -------------------------- the transaction begins: log space, promised blocks
-//! 3  the same inodes             ascending; other rooms change contents under these alone
+//! 3  the same inodes             directories, and when their names are proved, the files: both
+//!                                ascending. Other rooms lock files alone, and no directories
 //! 4  AGI, clusters of inodes     ascending by group: lists of unlinked inodes, free inodes
 //! 5  AGF                         ascending by group: blocks for directories and attributes
 //! 6  a new inode                 nobody else knows its number
@@ -41,9 +42,10 @@
 //!
 //! # What the caller does
 //!
-//! It proves that the user may make the change, and that the inodes are in use. [`offshoot_vfs::NewFile`] says
-//! the owner and the permissions with the set-group-id bit: the rules that depend on the user are
-//! the caller's. What a directory hands down by its own flags is done here.
+//! It proves that the user may make the change, and that the inodes are in use.
+//! [`offshoot_vfs::NewFile`] says the owner and the permissions with the set-group-id bit: the
+//! rules that depend on the user are the caller's. What a directory hands down by its flags, its
+//! project and its default access control list is done here.
 //!
 //! | file | what it does |
 //! |---|---|

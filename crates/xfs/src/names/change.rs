@@ -62,7 +62,8 @@ pub(super) fn parent_blocks(engine: &XfsTransactions) -> u64 {
 }
 
 impl<'e> XfsNames<'e> {
-    /// Begins a change at the moment `at`, and locks its inodes.
+    /// Begins a change at the moment `at`, and locks these inodes, which are in use. Those that
+    /// only names lead to are locked by [`NameTransaction::hold`], when the names are proved.
     pub(super) fn begin(
         &self,
         kind: XfsTransactionKind,
@@ -87,19 +88,29 @@ impl<'e> XfsNames<'e> {
             }
             begun => (begun?, true),
         };
-        let mut inodes = inodes.to_vec();
-        inodes.sort_unstable();
-        inodes.dedup();
         let (work, touched) = (Vec::new(), BTreeMap::new());
-        let mut change = NameTransaction { names: *self, t, work, inodes, touched, at, has_space };
-        for ino in change.inodes.clone() {
-            change.t.inode(ino)?;
-        }
+        let held = Vec::new();
+        let mut change =
+            NameTransaction { names: *self, t, work, inodes: held, touched, at, has_space };
+        change.hold(inodes)?;
         Ok(change)
     }
 }
 
 impl NameTransaction<'_> {
+    /// Locks more inodes until the last step.
+    pub(super) fn hold(&mut self, inodes: &[Ino]) -> Result<()> {
+        let mut inodes = inodes.to_vec();
+        inodes.sort_unstable();
+        for ino in inodes {
+            self.t.inode(ino)?;
+            if !self.inodes.contains(&ino) {
+                self.inodes.push(ino);
+            }
+        }
+        Ok(())
+    }
+
     /// The core of an inode as it is now.
     pub(super) fn core(&mut self, ino: Ino) -> Result<XfsInodeCore> {
         self.t.inode(ino).map(|inode| *inode.core())

@@ -4,7 +4,7 @@ use offshoot_vfs::{Errno, Error, FileType, NewFile, Result, Structure};
 use offshoot_xfs_format::dir::file_type as entry_type;
 use offshoot_xfs_format::geometry::XfsLayout;
 use offshoot_xfs_format::inode::{
-    XfsInodeCore, XfsInodeFlags as Flags, XfsInodeFlags2 as Flags2, device_field,
+    XfsForkFormat, XfsInodeCore, XfsInodeFlags as Flags, XfsInodeFlags2 as Flags2, device_field,
 };
 use offshoot_xfs_format::symlink::MAX_LEN;
 use offshoot_xfs_format::{Ino, XfsGeometry};
@@ -169,6 +169,7 @@ fn core_of(
     let mode = what.kind.file_type().mode_bits() | what.permissions & 0o7777;
     core.mode = u16::try_from(mode).unwrap_or(0).into();
     core.lsn = old.lsn;
+    core.aformat = XfsForkFormat::Extents as u8;
     core.uid = what.new.uid.into();
     core.gid = what.new.gid.into();
     core.nlink = what.links.into();

@@ -4,13 +4,15 @@
 //! Blocks that the log carries, those of attributes and targets, are cancelled when they are freed.
 //! Otherwise the log would write or replay them over what their blocks hold next.
 
-use offshoot_vfs::{Error, Result};
+use offshoot_vfs::{Error, Result, Structure};
+use offshoot_xfs_format::attr::leaf::XattrLeaf;
 use offshoot_xfs_format::group::{Agi, UNLINKED_LISTS};
 use offshoot_xfs_format::inode::file_type;
 use offshoot_xfs_format::record::{MOST_FILE_BLOCKS, XfsExtent};
 use offshoot_xfs_format::{AgIno, AgNumber, FileBlock, FsBlock, Ino};
 
-use crate::buffer::DiskRun;
+use crate::buffer::{DiskRun, malformed};
+use crate::da::change::ChangedHashFork;
 use crate::defer::{DeferredChain, DeferredWork, IntentIds, MOST_UNMAPPED};
 use crate::group;
 use crate::inode::change::{end, previous_mapped, prove_extent_count, unmap_extents};
@@ -116,8 +118,8 @@ impl<'a> UnlinkedInodes<'a> {
         let first: Option<AgIno> = group::first_unlinked(&mut t, ag, list)?;
         // An inode of another list would be emptied before a walk of its own list fails.
         if let Some(first) = first.filter(|first| Agi::unlinked_list(*first) != list) {
-            let ino = t.geometry().ino(ag, first);
-            return Err(t.inode(ino)?.damaged("it is in the list of others").into());
+            let problem = format!("group {ag}: unlinked inode {first} is in list {list}");
+            return Err(Error::corrupt(Structure::GroupInodes, problem).into());
         }
         Ok(first.map(|first| t.geometry().ino(ag, first)))
     }
@@ -133,6 +135,7 @@ impl<'a> UnlinkedInodes<'a> {
         }
         drop(t);
         self.empty_fork(ino, ForkName::Data)?;
+        self.forget_attributes(ino)?;
         self.empty_fork(ino, ForkName::Attributes)?;
         if self.free_without_blocks(ino)? {
             return Ok(());
@@ -159,6 +162,28 @@ impl<'a> UnlinkedInodes<'a> {
         Ok(true)
     }
 
+    /// Makes the root of attributes in several blocks an empty leaf: the kernel, which may go on
+    /// from here after a crash, walks the tree, and finds no block that it has no longer.
+    fn forget_attributes(&self, ino: Ino) -> Result<()> {
+        const ROOT: FileBlock = FileBlock(0);
+        let mut t = self.begin(Kind::Truncate)?;
+        if t.inode(ino)?.extent_count(ForkName::Attributes) == 0 {
+            return Ok(());
+        }
+        let mut fork = ChangedHashFork::of_attributes(&mut t, ino);
+        match fork.find_block(ROOT) {
+            // It is freed as it is.
+            Ok(None) | Err(Error::Corrupt(_)) => return Ok(()),
+            found => found?,
+        };
+        let expected = fork.expected(ROOT)?;
+        let leaf = XattrLeaf::encode(fork.geometry(), &expected, (0, 0), &[]);
+        fork.store(ROOT, &leaf.map_err(malformed)?)?;
+        // The log has the inode with each change of its attributes.
+        fork.inode()?.core_mut();
+        t.commit().map(drop)
+    }
+
     /// Takes all blocks from a fork.
     fn empty_fork(&self, ino: Ino, fork: ForkName) -> std::result::Result<(), UnlinkedFailure> {
         loop {
@@ -166,13 +191,20 @@ impl<'a> UnlinkedInodes<'a> {
             if t.inode(ino)?.extent_count(fork) == 0 {
                 return Ok(());
             }
-            let is_data =
-                fork == ForkName::Data && t.inode(ino)?.core().file_type() == file_type::REGULAR;
-            let start = if is_data { 0 } else { cancelled_from(&mut t, ino, fork)? };
+            let kind = (fork, t.inode(ino)?.core().file_type());
+            let is_data = kind == (ForkName::Data, file_type::REGULAR);
+            let is_target = kind == (ForkName::Data, file_type::SYMLINK);
+            let is_whole = is_data || is_target;
+            let start = if is_whole { 0 } else { cancelled_from(&mut t, ino, fork)? };
             let range = start..MOST_FILE_BLOCKS;
             let step = unmap_extents(&mut t, ino, fork, range, MOST_UNMAPPED)?;
+            if is_target {
+                t.inode(ino)?.core_mut().size = 0.into();
+            }
             if !is_data {
-                step.extents.iter().try_for_each(|extent| cancel(&mut t, (ino, fork), extent))?;
+                for extent in &step.extents {
+                    cancel(&mut t, extent, if is_target { extent.count } else { 1 })?;
+                }
             }
             let work = DeferredWork::unmapped(&mut t, (ino, fork), &step)?;
             let mut chain = DeferredChain::new(self.ids);
@@ -188,19 +220,14 @@ fn cancelled_from(t: &mut XfsTransaction<'_>, ino: Ino, fork: ForkName) -> Resul
     Ok(last.map_or(0, |last| last.offset.0.max(end(&last).saturating_sub(MOST_CANCELLED))))
 }
 
-/// Cancels what the log has of blocks that are freed. A target has one buffer in an extent.
-fn cancel(
-    t: &mut XfsTransaction<'_>,
-    (ino, fork): (Ino, ForkName),
-    extent: &XfsExtent,
-) -> Result<()> {
-    let (geometry, core) = (t.geometry(), *t.inode(ino)?.core());
-    let is_target = fork == ForkName::Data && core.file_type() == file_type::SYMLINK;
-    let unit = if is_target { extent.count } else { 1 };
+/// Cancels what the log has of the buffers in an extent that is freed, each of `unit` blocks.
+fn cancel(t: &mut XfsTransaction<'_>, extent: &XfsExtent, unit: u32) -> Result<()> {
+    let geometry = t.geometry();
     for block in (0..extent.count).step_by(unit.max(1) as usize) {
         let start = FsBlock(extent.start.0 + u64::from(block));
         let at = geometry.place_of(start).ok_or_else(|| {
-            t.inode(ino).map_or_else(|error| error, |inode| inode.damaged("a block is outside"))
+            let problem = format!("block {start} is not in the volume");
+            Error::corrupt(Structure::ExtentRecord, problem)
         })?;
         t.cancel(DiskRun { at, bytes: (unit as usize) << geometry.block_log })?;
     }

@@ -67,10 +67,11 @@ impl XfsNames<'_> {
         let (ino, is_directory) = (target.0, target.1 == file_type::DIR);
         let blocks = most_blocks_to_remove(self.transactions) + parent_blocks(self.transactions);
         let need = (SpaceNeed::Removal, blocks);
-        let mut change = self.begin(Kind::Remove, need, &[place.dir, ino], at)?;
+        let mut change = self.begin(Kind::Remove, need, &[place.dir], at)?;
         if !change.leads_to(place, Some(target))? {
             return Ok(NameOutcome::Moved);
         }
+        change.hold(&[ino])?;
         change.require_shrinkable(place.dir)?;
         change.require_movable(ino)?;
         if is_directory {

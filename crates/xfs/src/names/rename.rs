@@ -5,7 +5,7 @@ use offshoot_xfs_format::dir::file_type;
 use offshoot_xfs_format::{AgNumber, Ino};
 
 use super::change::{NameTransaction, SpaceNeed, Touched, parent_blocks};
-use super::{NameOutcome, NamePlace, XfsNames, XfsNewKind, until_done};
+use super::{NameOutcome, NamePlace, XfsNames, XfsNewKind, look_up_in, until_done};
 use crate::dir::change::{
     XfsEntryTarget, add_name, check_name, most_blocks_to_add, most_blocks_to_remove, remove_name,
     replace_name, set_parent,
@@ -35,10 +35,13 @@ impl RenamePlan<'_> {
         self.from.dir != self.to.dir
     }
 
-    fn inodes(&self) -> Vec<Ino> {
+    fn directories(&self) -> [Ino; 2] {
+        [self.from.dir, self.to.dir]
+    }
+
+    fn files(&self) -> Vec<Ino> {
         let target = self.target.map(|(ino, _)| ino);
-        let others = target.into_iter().chain(self.whiteout);
-        [self.from.dir, self.to.dir, self.source.0].into_iter().chain(others).collect()
+        [self.source.0].into_iter().chain(target).chain(self.whiteout).collect()
     }
 }
 
@@ -52,10 +55,10 @@ impl XfsNames<'_> {
     /// alone, unless nothing may stand at the new one.
     ///
     /// # Errors
-    /// `ENOENT`; `EEXIST` when nothing may stand at the new name, or a directory with names does, as
-    /// from the kernel's XFS; `EINVAL` for a directory moved below itself; `EISDIR`, `ENOTDIR` and
-    /// `ENOTEMPTY` when what stands at the new name cannot be replaced; `EMLINK`, `EXDEV`, `EPERM`
-    /// and `ENOSPC` as for other changes.
+    /// `ENOENT`; `EEXIST` when nothing may stand at the new name, or a directory with names stands
+    /// there, as from the kernel's XFS; `EINVAL` for a directory moved below itself; `EISDIR`,
+    /// `ENOTDIR` and `ENOTEMPTY` when what stands at the new name cannot be replaced; `EMLINK`,
+    /// `EXDEV`, `EPERM` and `ENOSPC` as for other changes.
     pub(crate) fn rename(
         &self,
         from: NamePlace<'_>,
@@ -88,7 +91,7 @@ impl XfsNames<'_> {
             && (is_directory(plan.source)
                 || plan.is_exchange && plan.target.is_some_and(is_directory));
         let _moves = moves_directory.then(|| self.state.moves.lock());
-        let _locked = self.lock(plan.inodes())?;
+        let _locked = self.lock(plan.directories().into_iter().chain(plan.files()))?;
         if moves_directory {
             self.require_not_above(plan)?;
         }
@@ -131,9 +134,23 @@ impl XfsNames<'_> {
             if Some(at) == root {
                 return Ok(false);
             }
-            at = self.find(NamePlace { dir: at, name: b".." })?.0;
+            at = self.above(at)?;
         }
         Err(Error::corrupt(Structure::DirectoryBlock, format!("what is above {dir} does not end")))
+    }
+
+    /// The directory above one.
+    ///
+    /// # Errors
+    /// `ENOENT` for one that was removed: what was above it may be gone.
+    fn above(&self, dir: Ino) -> Result<Ino> {
+        let place = NamePlace { dir, name: b".." };
+        let mut t = self.transactions.begin(Kind::ChangeTimes, 0)?;
+        let found = match t.inode(dir)?.core().links() {
+            0 => None,
+            _ => look_up_in(&mut t, place)?,
+        };
+        found.map(|(above, _)| above).ok_or_else(|| place.error(Errno::NOENT))
     }
 
     fn rename_once(&self, plan: &RenamePlan<'_>) -> Result<NameOutcome> {
@@ -142,12 +159,13 @@ impl XfsNames<'_> {
             + most_blocks_to_remove(engine)
             + 3 * parent_blocks(engine);
         let need = (SpaceNeed::IfTaken, blocks);
-        let mut change = self.begin(Kind::Rename, need, &plan.inodes(), plan.at)?;
+        let mut change = self.begin(Kind::Rename, need, &plan.directories(), plan.at)?;
         let is_settled = change.leads_to(plan.from, Some(plan.source))?
             && change.leads_to(plan.to, plan.target)?;
         if !is_settled {
             return Ok(NameOutcome::Moved);
         }
+        change.hold(&plan.files())?;
         change.require_rename(plan)?;
         if plan.is_exchange {
             change.exchange(plan)?;

@@ -2,6 +2,7 @@
 //! name then.
 
 use offshoot_device::{CrashDevice, CrashPlan};
+use offshoot_xfs_format::attr::XattrFlags;
 
 use super::*;
 use crate::attr::change::{OwnedXattr, XattrChange};
@@ -81,6 +82,57 @@ fn a_cut_leaves_the_tree_of_one_moment_with_parent_pointers() {
     cut_anywhere("--unsupported -n parent=1", 150);
 }
 
+fn set_xattr(bench: &NameBench, ino: Ino, name: &str, len: usize) {
+    let (name, value) = (name.as_bytes().to_vec(), vec![3; len]);
+    let xattr = OwnedXattr { namespace: XattrFlags::TRUSTED, name, value };
+    let t = bench.engine.begin(Kind::ChangeAttribute, 200).unwrap();
+    change_xattr(t, &bench.ids, XattrChange::set(ino, xattr)).unwrap();
+}
+
+/// The power fails while files with trees of attributes are freed. The kernel frees the rest.
+#[test]
+fn the_kernel_frees_what_a_cut_has_left_of_a_file() {
+    const MIB: u64 = 128;
+    let seed = seed_of_run();
+    let Some(judges) = judges::require() else { return };
+    let disk = XfsDisk::create(&judges, MIB);
+    disk.mkfs("--unsupported -b size=1024 -n parent=1");
+    let device = Arc::new(CrashDevice::new(disk.device()));
+    let bench = NameBench::over(disk, device.clone(), "");
+    let names = bench.names();
+    let target = vec![b't'; 1000];
+    for (number, kind) in [XfsNewKind::Regular, XfsNewKind::Symlink(&target), XfsNewKind::Directory]
+        .into_iter()
+        .enumerate()
+    {
+        let new = new_file(0o600, 1);
+        let name = format!("{number}").into_bytes();
+        let place = NamePlace { dir: bench.root(), name: &name };
+        let ino = names.create(place, kind, &new).unwrap();
+        for number in 0..30 {
+            set_xattr(&bench, ino, &format!("name {number}"), [300, 900, 3000][number % 3]);
+        }
+        if kind == XfsNewKind::Directory {
+            names.rmdir(place, at(2)).unwrap();
+        } else {
+            names.unlink(place, at(2)).unwrap();
+        }
+        bench.engine.log().force_all().unwrap();
+        names.inactivate(ino).unwrap();
+        bench.engine.log().force_all().unwrap();
+    }
+    bench.engine.unmount().unwrap();
+    let plan = CrashPlan { exhaustive_limit: 1, samples_per_epoch: 1, seed, tears: false };
+    let log = device.log();
+    let every = log.states(&plan).count().div_ceil(20);
+    for state in log.states(&plan).step_by(every) {
+        let [memory] = <[_; 1]>::try_from(state.unwrap().devices).unwrap();
+        let image = image_of(&memory, MIB);
+        drop(image.mount("nouuid", &[RECOVERY]));
+        image.assert_checks();
+    }
+}
+
 /// Files of all kinds lose their last names while they are open, and the power fails.
 #[test]
 fn recovery_frees_what_was_open_without_a_name() {
@@ -106,11 +158,7 @@ fn recovery_frees_what_was_open_without_a_name() {
             (0..10).for_each(|piece| changes.allocate(ino, piece * 5..piece * 5 + 2).unwrap());
         }
         for name in 0..number % 7 {
-            let namespace = offshoot_xfs_format::attr::XattrFlags::TRUSTED;
-            let (name, value) = (format!("name {name}").into_bytes(), vec![3; 700 * name]);
-            let t = bench.engine.begin(Kind::ChangeAttribute, 200).unwrap();
-            let change = XattrChange::set(ino, OwnedXattr { namespace, name, value });
-            change_xattr(t, &bench.ids, change).unwrap();
+            set_xattr(&bench, ino, &format!("name {name}"), 700 * name);
         }
         let is_directory = kind == XfsNewKind::Directory;
         let gone = if is_directory {
@@ -153,10 +201,7 @@ fn freed_blocks_of_targets_and_attributes_hold_data_next() {
         let name = format!("link {number}").into_bytes();
         let place = NamePlace { dir: root, name: &name };
         let ino = names.create(place, XfsNewKind::Symlink(&target), &new_file(0, 1)).unwrap();
-        let namespace = offshoot_xfs_format::attr::XattrFlags::TRUSTED;
-        let xattr = OwnedXattr { namespace, name: b"name".to_vec(), value: vec![3; 600] };
-        let t = bench.engine.begin(Kind::ChangeAttribute, 200).unwrap();
-        change_xattr(t, &bench.ids, XattrChange::set(ino, xattr)).unwrap();
+        set_xattr(&bench, ino, "name", 600);
         lost.extend(names.unlink(place, at(1)).unwrap());
     }
     for ino in &lost {

@@ -3,8 +3,9 @@
 use super::*;
 
 /// Changes names below a few directories at random, together with other threads. Names may lead
-/// anywhere by the time of a call, so any error of names is right.
-fn disturb(bench: &NameBench, dirs: &[Ino], seed: u64, steps: usize) -> Vec<Ino> {
+/// anywhere by the time of a call, so any error of names is right. With `frees`, files without
+/// names are freed at once, and no directory is entered that may be gone.
+fn disturb(bench: &NameBench, dirs: &[Ino], seed: u64, steps: usize, frees: bool) -> Vec<Ino> {
     let (names, mut random, mut lost) = (bench.names(), Random::new(seed), Vec::new());
     let mut below = |end: u64| random.below(end);
     for step in 0..steps {
@@ -13,7 +14,7 @@ fn disturb(bench: &NameBench, dirs: &[Ino], seed: u64, steps: usize) -> Vec<Ino>
         let mut place = || {
             let mut dir = dirs[usize::try_from(below(dirs.len() as u64)).unwrap()];
             // Into a directory that the threads have made, at times.
-            while below(2) == 0 {
+            while !frees && below(2) == 0 {
                 let name = format!("{}", below(6)).into_bytes();
                 match names.look_up(NamePlace { dir, name: &name }) {
                     Ok(Some((ino, offshoot_xfs_format::dir::file_type::DIR))) => dir = ino,
@@ -36,7 +37,7 @@ fn disturb(bench: &NameBench, dirs: &[Ino], seed: u64, steps: usize) -> Vec<Ino>
                 }
                 Err(error) => Err(error),
             },
-            7 => match names.look_up(from) {
+            7 if !frees => match names.look_up(from) {
                 Ok(Some((ino, _))) => names.link(ino, to, now).map(|()| None),
                 _ => Ok(None),
             },
@@ -46,7 +47,11 @@ fn disturb(bench: &NameBench, dirs: &[Ino], seed: u64, steps: usize) -> Vec<Ino>
             }
             _ => names.rename(from, to, Rename::Replace, now),
         };
+        if frees {
+            lost.drain(..).for_each(|ino| names.inactivate(ino).unwrap());
+        }
         match done {
+            Ok(Some(gone)) if frees => names.inactivate(gone).unwrap(),
             Ok(gone) => lost.extend(gone),
             Err(error) => {
                 let is_of_names = matches!(
@@ -73,7 +78,7 @@ fn threads(options: &str) {
         let place = NamePlace { dir: bench.root(), name: name.as_bytes() };
         bench.names().create(place, XfsNewKind::Directory, &new_file(0o755, 5)).unwrap()
     };
-    let shared = ["first", "second", "third"].map(make);
+    let shared = ["first", "second", "third", "fourth"].map(make);
     let own = ["a", "b"].map(make);
     let whole = bench.tree();
     let mut churns: Vec<_> = (seed..)
@@ -88,10 +93,11 @@ fn threads(options: &str) {
         for churn in &mut churns {
             scope.spawn(|| (0..500).for_each(|_| churn.step()));
         }
-        for number in 0..3 {
-            let (bench, shared, lost) = (&bench, &shared, &lost);
+        for number in 0..4 {
+            let (bench, lost, frees) = (&bench, &lost, number % 2 == 0);
+            let dirs = if frees { &shared[..2] } else { &shared[2..] };
             scope.spawn(move || {
-                let gone = disturb(bench, shared, seed ^ number << 32, 700);
+                let gone = disturb(bench, dirs, seed ^ number << 32, 700, frees);
                 lost.lock().unwrap().extend(gone);
             });
         }
