@@ -54,15 +54,12 @@ impl XfsNewKind<'_> {
 
     /// The type in the entries of directories.
     pub(super) fn entry_type(self) -> u8 {
-        match self.file_type() {
-            FileType::Regular => entry_type::REG_FILE,
-            FileType::Directory => entry_type::DIR,
-            FileType::Symlink => entry_type::SYMLINK,
-            FileType::CharDevice => entry_type::CHRDEV,
-            FileType::BlockDevice => entry_type::BLKDEV,
-            FileType::Fifo => entry_type::FIFO,
-            FileType::Socket => entry_type::SOCK,
-        }
+        entry_type::of_mode(self.type_bits())
+    }
+
+    /// The type in `mode`.
+    fn type_bits(self) -> u16 {
+        u16::try_from(self.file_type().mode_bits()).unwrap_or(0)
     }
 
     /// Proves that such a file can be made.
@@ -166,8 +163,8 @@ fn core_of(
     (old, parent): (&XfsInodeCore, &XfsInodeCore),
 ) -> XfsInodeCore {
     let mut core = XfsInodeCore::fresh(geometry, ino, old.generation.get());
-    let mode = what.kind.file_type().mode_bits() | what.permissions & 0o7777;
-    core.mode = u16::try_from(mode).unwrap_or(0).into();
+    let permissions = u16::try_from(what.permissions & 0o7777).unwrap_or(0);
+    core.mode = (what.kind.type_bits() | permissions).into();
     core.lsn = old.lsn;
     core.aformat = XfsForkFormat::Extents as u8;
     core.uid = what.new.uid.into();

@@ -3,7 +3,7 @@
 use offshoot_vfs::{Errno, Error, Result, Timestamp};
 use offshoot_xfs_format::Ino;
 use offshoot_xfs_format::dir::file_type as entry_type;
-use offshoot_xfs_format::inode::{XfsInodeCore, file_type};
+use offshoot_xfs_format::inode::file_type;
 
 use super::change::{SpaceNeed, Touched, parent_blocks};
 use super::{NamePlace, XfsNames};
@@ -11,20 +11,6 @@ use crate::dir::change::{add_name, check_name, most_blocks_to_add};
 use crate::file::retry;
 use crate::group;
 use crate::trans::XfsTransactionKind as Kind;
-
-/// The type of a file in entries of directories.
-fn entry_type_of(core: &XfsInodeCore) -> u8 {
-    match core.file_type() {
-        file_type::REGULAR => entry_type::REG_FILE,
-        file_type::DIRECTORY => entry_type::DIR,
-        file_type::CHARACTER => entry_type::CHRDEV,
-        file_type::BLOCK => entry_type::BLKDEV,
-        file_type::FIFO => entry_type::FIFO,
-        file_type::SOCKET => entry_type::SOCK,
-        file_type::SYMLINK => entry_type::SYMLINK,
-        _ => entry_type::UNKNOWN,
-    }
-}
 
 impl XfsNames<'_> {
     /// Gives a file one more name.
@@ -85,7 +71,7 @@ impl XfsNames<'_> {
             group::leave_unlinked(&mut change.t, ino)?;
         }
         change.add_links(ino, 1)?;
-        let target = (ino, entry_type_of(&core));
+        let target = (ino, entry_type::of_mode(core.mode.get()));
         let work = add_name(&mut change.t, place.dir, place.name, target)?;
         change.work.extend(work);
         change.touch(place.dir, Touched::Contents);
