@@ -13,9 +13,8 @@ use super::change::{NameTransaction, Touched, xfs_time};
 use crate::dir::change::make_empty;
 use crate::trans::{ChangedFork, ForkName};
 
-/// Where the attribute fork of a new file begins that will have a parent pointer, in units of 8
-/// bytes behind the core, as the kernel has it: behind room for 12 extents, or behind the number of
-/// a device. Other files get such a fork with their first attribute.
+/// Where the attribute fork of a new file begins, in units of 8 bytes behind the core: behind room
+/// for 12 extents, or behind the number of a device, as from the kernel.
 const FORK_OFFSET: u8 = 24;
 const DEVICE_FORK_OFFSET: u8 = 1;
 
@@ -86,11 +85,21 @@ impl XfsNewKind<'_> {
         Err(Error::posix(errno, format!("a new file of type {:?}", self.file_type())))
     }
 
+    /// Where the attribute fork begins. Links have one from the start only on a volume whose files
+    /// always get an attribute.
+    fn fork_offset(self, geometry: &XfsGeometry) -> Option<u8> {
+        match self {
+            Self::Regular | Self::Directory => Some(FORK_OFFSET),
+            Self::Node(..) => Some(DEVICE_FORK_OFFSET),
+            Self::Symlink(_) => geometry.layout.contains(XfsLayout::PARENTS).then_some(FORK_OFFSET),
+        }
+    }
+
     /// The target, if it has blocks of its own: it leaves the inode room for attributes.
     pub(super) fn remote_target(&self, geometry: &XfsGeometry) -> Option<&[u8]> {
         let room = geometry.inode_size() - XfsInodeCore::len(geometry);
-        let offset = fork_offset(geometry, FORK_OFFSET)
-            .map_or_else(|| room.saturating_sub(LEAST_ATTRIBUTES) / 8, usize::from);
+        let offset = self.fork_offset(geometry).map(usize::from);
+        let offset = offset.unwrap_or(room.saturating_sub(LEAST_ATTRIBUTES) / 8);
         match self {
             Self::Symlink(target) if target.len() > 8 * offset => Some(target),
             _ => None,
@@ -109,11 +118,6 @@ impl XfsNewKind<'_> {
             _ => ChangedFork::Extents(Vec::new()),
         }
     }
-}
-
-/// The offset of the attribute fork, on a volume whose files always get one.
-fn fork_offset(geometry: &XfsGeometry, offset: u8) -> Option<u8> {
-    geometry.layout.contains(XfsLayout::PARENTS).then_some(offset)
 }
 
 /// A file that is made.
@@ -139,9 +143,7 @@ impl NameTransaction<'_> {
         }
         *inode.core_mut() = core_of(geometry, ino, what, (&old, &parent));
         inode.set_fork(ForkName::Data, what.kind.fork(geometry));
-        let is_node = matches!(what.kind, XfsNewKind::Node(..));
-        let offset = if is_node { DEVICE_FORK_OFFSET } else { FORK_OFFSET };
-        if let Some(offset) = fork_offset(geometry, offset) {
+        if let Some(offset) = what.kind.fork_offset(geometry) {
             inode.set_fork_offset(offset);
         }
         if what.kind.is_directory() {
