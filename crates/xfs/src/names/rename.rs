@@ -87,9 +87,9 @@ impl XfsNames<'_> {
 
     /// Moves a name, if both still lead where `plan` says.
     fn rename_found(&self, plan: &RenamePlan<'_>, how: Rename) -> Result<NameOutcome> {
+        // One that is replaced does not move, but it may be above the file that replaces it.
         let moves_directory = plan.is_between_directories()
-            && (is_directory(plan.source)
-                || plan.is_exchange && plan.target.is_some_and(is_directory));
+            && (is_directory(plan.source) || plan.target.is_some_and(is_directory));
         let _moves = moves_directory.then(|| self.state.moves.lock());
         let _locked = self.lock(plan.directories().into_iter().chain(plan.files()))?;
         if moves_directory {

@@ -215,7 +215,7 @@ impl NameTree {
                     Ok(())
                 }
             }
-            (true, true) if is_above => Err(Errno::NOTEMPTY),
+            _ if is_above => Err(Errno::NOTEMPTY),
             (true, false) => Err(Errno::NOTDIR),
             (false, true) => Err(Errno::ISDIR),
             (true, true) if !new.names.is_empty() => Err(Errno::EXIST),
