@@ -36,9 +36,9 @@
 //! # Space
 //!
 //! A change is promised the most blocks that it may take, for all its steps, before it changes
-//! anything: so a chain never ends without space. On a full volume, removals take what groups hold
-//! back for their trees. Links and moves go on if their directories have room, unless the volume
-//! has parent pointers, for which a block may be needed later.
+//! anything: so a chain never ends without space. On a full volume, removals may take blocks of the
+//! reserve. Links and moves go on if their directories have room, unless the volume has parent
+//! pointers, for which a block may be needed later.
 //!
 //! # What the caller does
 //!

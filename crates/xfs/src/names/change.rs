@@ -25,7 +25,7 @@ pub(super) enum SpaceNeed {
     Always,
     /// It goes on, and fails if it takes a block.
     IfTaken,
-    /// It goes on, and takes what groups hold back for their trees.
+    /// It goes on, and may take blocks of the reserve.
     Removal,
 }
 
@@ -47,7 +47,7 @@ pub(super) struct NameTransaction<'e> {
     pub(super) inodes: Vec<Ino>,
     touched: BTreeMap<Ino, Touched>,
     at: Timestamp,
-    /// Whether blocks were promised to it, or it may take those that are held back.
+    /// Whether blocks were promised to it, or it may take some of the reserve.
     has_space: bool,
 }
 
