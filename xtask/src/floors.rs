@@ -60,6 +60,7 @@ const XFS: EngineFloors = EngineFloors {
         &["attr"],
         &["defer"],
         &["data", "dir", "file", "symlink"],
+        &["names"],
         &["recover"],
         &["volume"],
         &["check", "filesystem", "mkfs"],

@@ -76,6 +76,22 @@ pub mod file_type {
     pub const SYMLINK: u8 = 7;
     /// A whiteout.
     pub const WHT: u8 = 8;
+
+    /// The value for a file with this mode.
+    #[must_use]
+    pub fn of_mode(mode: u16) -> u8 {
+        use crate::inode::file_type;
+        match mode & file_type::MASK {
+            file_type::REGULAR => REG_FILE,
+            file_type::DIRECTORY => DIR,
+            file_type::CHARACTER => CHRDEV,
+            file_type::BLOCK => BLKDEV,
+            file_type::FIFO => FIFO,
+            file_type::SOCKET => SOCK,
+            file_type::SYMLINK => SYMLINK,
+            _ => UNKNOWN,
+        }
+    }
 }
 
 /// An entry of a directory, in any form.

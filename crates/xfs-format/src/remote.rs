@@ -98,12 +98,26 @@ impl RemoteKind {
         offset: usize,
         len: usize,
     ) -> Result<&'a [u8], Malformed> {
+        if geometry.has_checksums() {
+            self.header(geometry, block, Some(expected))?;
+        }
+        self.view(geometry, block, offset, len)
+    }
+
+    /// The same of a block that was proved before, whose checksum may be an old one.
+    pub fn view<'a>(
+        self,
+        geometry: &XfsGeometry,
+        block: &'a [u8],
+        offset: usize,
+        len: usize,
+    ) -> Result<&'a [u8], Malformed> {
         self.check_size(geometry, block.len())?;
         let bad = |problem| Malformed::new(self.structure(), problem);
         let part = len.saturating_sub(offset).min(Self::room(geometry, block.len()));
         let mut rest = block;
         if geometry.has_checksums() {
-            let (header, behind) = self.header(geometry, block, expected)?;
+            let (header, behind) = self.header(geometry, block, None)?;
             let claim = [header.offset, header.bytes].map(|number| u64::from(number.get()));
             if claim != [offset as u64, part as u64] {
                 return Err(bad(format!(
@@ -128,7 +142,7 @@ impl RemoteKind {
         if !geometry.has_checksums() {
             return Ok(());
         }
-        let (header, behind) = self.header(geometry, block, expected)?;
+        let (header, behind) = self.header(geometry, block, Some(expected))?;
         let (offset, bytes) = (u64::from(header.offset.get()), u64::from(header.bytes.get()));
         let most = match self {
             Self::AttrValue => MAX_VALUE,
@@ -141,12 +155,13 @@ impl RemoteKind {
         Ok(())
     }
 
-    /// The header of a V5 block with the right magic number and identity, and what is behind it.
+    /// The header of a V5 block with the right magic number, and the identity that is expected, and
+    /// what is behind it.
     fn header<'a>(
         self,
         geometry: &XfsGeometry,
         block: &'a [u8],
-        expected: &DaExpected,
+        expected: Option<&DaExpected>,
     ) -> Result<(&'a RemoteHeader, &'a [u8]), Malformed> {
         let bad = |problem: &'static str| Malformed::new(self.structure(), problem);
         let (header, behind) =
@@ -154,8 +169,10 @@ impl RemoteKind {
         if header.magic != self.magic() {
             return Err(bad("its magic number is wrong"));
         }
-        let (place, owner) = (Some(expected.place), expected.owner.map(|ino| ino.0));
-        XfsIdentity::REMOTE.verify(self.structure(), block, geometry, place, owner)?;
+        if let Some(expected) = expected {
+            let (place, owner) = (Some(expected.place), expected.owner.map(|ino| ino.0));
+            XfsIdentity::REMOTE.verify(self.structure(), block, geometry, place, owner)?;
+        }
         Ok((header, behind))
     }
 

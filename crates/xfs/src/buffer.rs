@@ -25,6 +25,7 @@ use offshoot_xfs_format::dir::data::DirData;
 use offshoot_xfs_format::dir::free::DirFree;
 use offshoot_xfs_format::dir::leaf::DirLeaf;
 use offshoot_xfs_format::group::{Agf, Agfl, Agi};
+use offshoot_xfs_format::remote::RemoteKind;
 use offshoot_xfs_format::superblock::{MOST_SECTOR_BYTES, XfsSuperblock};
 use offshoot_xfs_format::{AgBlock, AgNumber, BasicBlock, FileBlock, FsBlock, Ino, XfsGeometry};
 use quick_cache::Weighter;
@@ -62,6 +63,8 @@ pub(crate) enum BufferRole {
     Directory(Ino, FileBlock),
     /// A leaf or a node of the attributes of a file, at this place of its attribute fork.
     Attributes(Ino, FileBlock),
+    /// An extent of the target of a symbolic link.
+    SymlinkTarget(Ino),
 }
 
 impl BufferRole {
@@ -90,6 +93,10 @@ impl BufferRole {
             }
             Self::Attributes(owner, block) => {
                 verify_attributes(geometry, bytes, &expected(owner, block))
+            }
+            Self::SymlinkTarget(owner) => {
+                let expected = DaExpected { block: None, ..expected(owner, FileBlock(0)) };
+                RemoteKind::SymlinkTarget.check(geometry, bytes, &expected)
             }
         }
     }

@@ -279,7 +279,6 @@ fn again_while_locked<T>(
 /// # Errors
 /// `ENOSPC` and those of the device. The attribute then has its old value: when the volume fills up
 /// in the middle of a change, what the steps before have made is removed again.
-#[cfg_attr(not(test), expect(dead_code, reason = "calls that set attributes are to come"))]
 pub(crate) fn change_xattr(
     mut transaction: XfsTransaction<'_>,
     ids: &IntentIds,

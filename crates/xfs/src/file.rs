@@ -173,7 +173,7 @@ impl<'e> XfsFileChanges<'e> {
 
 /// Calls `step`, and calls it again while it finds groups locked that it must not wait for. It has
 /// committed nothing then: a chain that fails ends all writing.
-fn retry<T>(mut step: impl FnMut() -> Result<T>) -> Result<T> {
+pub(crate) fn retry<T>(mut step: impl FnMut() -> Result<T>) -> Result<T> {
     for _ in 1..MOST_TRIES {
         match step() {
             Err(Error::Posix { errno: Errno::AGAIN, .. }) => thread::sleep(PAUSE),

@@ -14,14 +14,12 @@
 //! | `headers`, `tree` | headers and trees as a transaction sees them |
 
 mod allocate;
-#[cfg_attr(not(test), expect(dead_code, reason = "the calls that change files are to come"))]
 mod chunks;
 mod free;
 mod free_list;
 mod headers;
 #[cfg_attr(not(test), expect(dead_code, reason = "the calls that change files are to come"))]
 mod held_back;
-#[cfg_attr(not(test), expect(dead_code, reason = "the calls that change files are to come"))]
 mod inodes;
 mod references;
 mod reverse;

@@ -17,6 +17,7 @@
 //! | `filesystem` | an open volume behind the `vfs` traits |
 //! | `volume` | opens: superblock, obstacles, the state of the log |
 //! | `recover` | finds and replays the log |
+//! | `names` | files are made, linked, moved and removed; inodes without names are freed |
 //! | `dir`, `symlink`, `data` | names, and changes of them; targets of links, contents |
 //! | `file` | changes of the contents and the sizes of files |
 //! | `defer` | work that later transactions do, with intents in the log |
@@ -46,6 +47,8 @@ mod inode;
 #[cfg_attr(not(test), expect(dead_code, reason = "writes through the mount will call the rest"))]
 mod log;
 mod mkfs;
+#[cfg_attr(not(test), expect(dead_code, reason = "the calls that change files are to come"))]
+mod names;
 mod options;
 mod recover;
 mod remote;

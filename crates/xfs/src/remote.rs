@@ -6,7 +6,7 @@ use offshoot_xfs_format::ids::BASIC_BLOCK;
 use offshoot_xfs_format::remote::RemoteKind;
 use offshoot_xfs_format::{FileBlock, Ino};
 
-use crate::buffer::{XfsBuffers, damaged_at};
+use crate::buffer::{BufferRole, XfsBuffers, damaged_at};
 use crate::inode::fork::LoadedFork;
 
 /// Reads a value of `len` bytes, at least one, from block `at` of a fork on. The caller has bounded
@@ -27,15 +27,17 @@ pub(crate) fn read(
     let mut block_of_fork = at;
     let mut bytes = Vec::new();
     for run in runs {
+        if kind == RemoteKind::SymlinkTarget {
+            // A link has one header in an extent. The log has it, so it may not be home yet.
+            let buffer = buffers.read(&[run], BufferRole::SymlinkTarget(owner))?;
+            let part = kind.view(geometry, buffer.bytes(), value.len(), len);
+            value.extend_from_slice(part.map_err(|problem| buffer.damaged(problem))?);
+            continue;
+        }
         bytes.resize(run.bytes, 0);
         buffers.read_into(run.at.bytes(), &mut bytes)?;
-        // A link has one header in an extent, an attribute has one in each block.
-        let unit = match kind {
-            RemoteKind::SymlinkTarget => run.bytes,
-            RemoteKind::AttrValue => geometry.block_size(),
-        };
         let mut place = run.at;
-        for part in bytes.chunks_exact(unit) {
+        for part in bytes.chunks_exact(geometry.block_size()) {
             let expected = DaExpected {
                 place,
                 owner: Some(owner),
@@ -46,8 +48,8 @@ pub(crate) fn read(
                 .parse(geometry, part, &expected, value.len(), len)
                 .map_err(|problem| damaged_at(place, problem))?;
             value.extend_from_slice(part);
-            block_of_fork.0 += (unit >> geometry.block_log) as u64;
-            place.0 += unit as u64 / BASIC_BLOCK;
+            block_of_fork.0 += 1;
+            place.0 += geometry.block_size() as u64 / BASIC_BLOCK;
         }
     }
     Ok(value)

@@ -47,6 +47,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use offshoot_kit::counter::WriteStop;
 use offshoot_vfs::{Error, Result, Structure};
 use offshoot_xfs_format::features::XfsVersionBits;
+use offshoot_xfs_format::geometry::XfsLayout;
 use offshoot_xfs_format::inode::XfsInodeCore;
 use offshoot_xfs_format::superblock::{XfsSuperblock, XfsSuperblockFields};
 use offshoot_xfs_format::{BasicBlock, Ino, U16, XfsGeometry};
@@ -58,6 +59,7 @@ pub(crate) use counters::{CountChanges, SpaceAtStart, SpaceClaim, VolumeCounters
 pub(crate) use inode::{ChangedFork, ForkName, XfsChangedInode};
 use inode_item::InodePlace;
 pub(crate) use levels::MostTreeLevels;
+pub(crate) use locks::KeyLocks;
 pub(crate) use log_sizes::{DIRECTORY_BLOCKS, HASH_BLOCKS, ReservationSizes};
 pub(crate) use reservation::{LogReservations, QUOTAS, XfsLogReservation, XfsTransactionKind};
 pub(crate) use runs::BufferRuns;
@@ -169,6 +171,25 @@ impl XfsTransactions {
         blocks: u64,
     ) -> Result<XfsTransaction<'_>> {
         let XfsLogReservation { bytes, count } = self.reservations.get(kind);
+        let ticket = self.log.reserve(bytes, u32::try_from(count).unwrap_or(1))?;
+        self.counters.promise(blocks, SpaceClaim::Files)?;
+        Ok(XfsTransaction::new(self, ticket, blocks, SpaceClaim::Files))
+    }
+
+    /// The same for a chain: a transaction of this kind, and deferred work in further steps, each
+    /// of which has the log space of the largest.
+    pub(crate) fn begin_chain(
+        &self,
+        kind: XfsTransactionKind,
+        blocks: u64,
+    ) -> Result<XfsTransaction<'_>> {
+        use XfsTransactionKind as Kind;
+        let XfsLogReservation { bytes, count } = self.reservations.get(kind);
+        let of_frees = self.reservations.get(Kind::Truncate).bytes;
+        let has_parents = self.geometry().layout.contains(XfsLayout::PARENTS);
+        let of_parents =
+            if has_parents { self.reservations.get(Kind::ChangeAttribute).bytes } else { 0 };
+        let bytes = bytes.max(of_frees).max(of_parents);
         let ticket = self.log.reserve(bytes, u32::try_from(count).unwrap_or(1))?;
         self.counters.promise(blocks, SpaceClaim::Files)?;
         Ok(XfsTransaction::new(self, ticket, blocks, SpaceClaim::Files))

@@ -109,6 +109,30 @@ impl OwnedXattr {
     }
 }
 
+/// The value of an attribute of a file; `None` when it has none. Locks the inode.
+pub(crate) fn find_xattr(
+    t: &mut XfsTransaction<'_>,
+    ino: Ino,
+    namespace: XattrFlags,
+    name: &[u8],
+) -> Result<Option<Vec<u8>>> {
+    let wanted = OwnedXattr { namespace, name: name.to_vec(), value: Vec::new() };
+    let mut fork = ChangedXattrs::new(t, ino);
+    if let Some(bytes) = fork.short()? {
+        let ShortXattrs { list } = ShortXattrs::parse(&bytes).map_err(malformed)?;
+        let found = list.iter().find(|xattr| wanted.is(xattr)).map(|xattr| &xattr.value);
+        return Ok(found.and_then(|value| match value {
+            XattrContent::Local(value) => Some(value.to_vec()),
+            XattrContent::Remote { .. } => None,
+        }));
+    }
+    match fork.matches(&wanted)?.complete.map(|found| found.value) {
+        None => Ok(None),
+        Some(FoundValue::Local(value)) => Ok(Some(value)),
+        Some(FoundValue::Remote(block, len)) => fork.read_value(block, len).map(Some),
+    }
+}
+
 /// The blocks of a value that are mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct ValueBlocks {

@@ -275,16 +275,7 @@ pub(super) fn entry_type_of(mode: u16, check: &VolumeCheck<'_>) -> u8 {
     if !check.geometry().layout.contains(XfsLayout::FILE_TYPES) {
         return entry_type::UNKNOWN;
     }
-    match mode {
-        file_type::REGULAR => entry_type::REG_FILE,
-        file_type::DIRECTORY => entry_type::DIR,
-        file_type::CHARACTER => entry_type::CHRDEV,
-        file_type::BLOCK => entry_type::BLKDEV,
-        file_type::FIFO => entry_type::FIFO,
-        file_type::SOCKET => entry_type::SOCK,
-        file_type::SYMLINK => entry_type::SYMLINK,
-        _ => entry_type::UNKNOWN,
-    }
+    entry_type::of_mode(mode)
 }
 
 impl VolumeCheck<'_> {

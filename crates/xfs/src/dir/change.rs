@@ -168,7 +168,7 @@ pub(crate) fn set_parent(
 }
 
 /// Proves a name other than `.` and `..`.
-fn check_name(name: &[u8]) -> Result<()> {
+pub(crate) fn check_name(name: &[u8]) -> Result<()> {
     let errno = match name {
         _ if name.len() > NAME_MAX => Errno::NAMETOOLONG,
         b"." | b".." | b"" => Errno::INVAL,

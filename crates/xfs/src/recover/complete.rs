@@ -24,21 +24,19 @@ use std::sync::Arc;
 use offshoot_device::BlockDevice;
 use offshoot_kit::counter::WriteStop;
 use offshoot_vfs::{Code, Error, Result};
-use offshoot_xfs_format::group::Agi;
 use offshoot_xfs_format::log::XfsLogItem;
-use offshoot_xfs_format::record::MOST_FILE_BLOCKS;
 use offshoot_xfs_format::superblock::XfsSuperblock;
-use offshoot_xfs_format::{AgIno, AgNumber, Ino, Lsn};
+use offshoot_xfs_format::{AgNumber, Lsn};
 
 use super::log::{VolumeLog, in_log};
 use super::pending::PendingIntents;
 use super::{CACHE_BYTES, NEXT_STEP, finish};
 use crate::buffer::{XfsBuffers, malformed};
-use crate::defer::{DeferredChain, DeferredWork, IntentIds, LoggedIntent, MOST_UNMAPPED};
+use crate::defer::{DeferredChain, DeferredWork, IntentIds, LoggedIntent};
 use crate::group;
-use crate::inode::change::{prove_extent_count, unmap_extents};
 use crate::log::{LogDisk, LoggedItem, XfsLog, XfsLogOptions};
-use crate::trans::{AgExtent, ForkName, XfsTransaction, XfsTransactionKind, XfsTransactions};
+use crate::names::inactive::free_unlinked_lists;
+use crate::trans::{AgExtent, XfsTransaction, XfsTransactionKind, XfsTransactions};
 
 /// The blocks that a transaction may take for trees that grow.
 const TREE_BLOCKS: u64 = 64;
@@ -73,11 +71,8 @@ pub(super) fn complete(
     let completion = Completion { transactions: &transactions, ids: &ids, step };
     let mut done = CompletedWork { intents: old.len() as u64, ..CompletedWork::default() };
     completion.end_intents(old)?;
-    for ag in (0..superblock.geometry.ag_count).map(AgNumber) {
-        for list in group::unlinked_lists(transactions.buffers(), ag)? {
-            completion.free_unlinked(ag, list, &mut done)?;
-        }
-    }
+    let unlinked = free_unlinked_lists(&transactions, &ids)?;
+    (done.inodes, done.cleared_lists) = (unlinked.inodes, unlinked.cleared_lists);
     for ag in (0..superblock.geometry.ag_count).map(AgNumber) {
         done.staged += completion.free_staged(ag)?;
     }
@@ -160,23 +155,6 @@ impl OldIntent {
     }
 }
 
-/// Why inodes of a list were not freed.
-enum ListFailure {
-    /// The list, or an inode of it, is damaged. Nothing of it is half done.
-    Damaged,
-    /// The volume cannot be recovered.
-    Fatal(Error),
-}
-
-impl From<Error> for ListFailure {
-    fn from(error: Error) -> Self {
-        match error {
-            Error::Corrupt(_) => Self::Damaged,
-            error => Self::Fatal(error),
-        }
-    }
-}
-
 struct Completion<'a> {
     transactions: &'a XfsTransactions,
     ids: &'a IntentIds,
@@ -209,85 +187,6 @@ impl Completion<'_> {
         }
         chain.finish_alone(self.transactions, |transactions| begin(transactions, self.step))?;
         self.transactions.log().force_all()
-    }
-
-    /// Frees the inodes of a list. One that cannot be walked is cleared: its inodes are lost until
-    /// a repair finds them.
-    fn free_unlinked(&self, ag: AgNumber, list: usize, done: &mut CompletedWork) -> Result<()> {
-        loop {
-            let found = self.next_unlinked(ag, list).and_then(|ino| match ino {
-                Some(ino) => self.free_inode(ino).map(|()| true),
-                None => Ok(false),
-            });
-            match found {
-                Ok(true) => done.inodes += 1,
-                Ok(false) => return Ok(()),
-                Err(ListFailure::Damaged) => {
-                    done.cleared_lists += 1;
-                    return self.clear_list(ag, list);
-                }
-                Err(ListFailure::Fatal(error)) => return Err(error),
-            }
-        }
-    }
-
-    fn clear_list(&self, ag: AgNumber, list: usize) -> Result<()> {
-        let mut transaction = begin(self.transactions, XfsTransactionKind::ClearUnlinked)?;
-        group::clear_unlinked(&mut transaction, ag, list)?;
-        transaction.commit().map(drop)
-    }
-
-    /// The first inode of a list.
-    fn next_unlinked(
-        &self,
-        ag: AgNumber,
-        list: usize,
-    ) -> std::result::Result<Option<Ino>, ListFailure> {
-        let mut transaction = begin(self.transactions, XfsTransactionKind::ClearUnlinked)?;
-        let first: Option<AgIno> = group::first_unlinked(&mut transaction, ag, list)?;
-        // An inode of another list would be emptied before a walk of its own list fails.
-        if first.is_some_and(|first| Agi::unlinked_list(first) != list) {
-            return Err(ListFailure::Damaged);
-        }
-        Ok(first.map(|first| transaction.geometry().ino(ag, first)))
-    }
-
-    /// Frees an unlinked inode, and everything that it has.
-    fn free_inode(&self, ino: Ino) -> std::result::Result<(), ListFailure> {
-        let mut transaction = begin_truncate(self.transactions)?;
-        let inode = transaction.inode(ino)?;
-        if inode.core().is_free() || inode.core().links() != 0 {
-            let problem = "it is in a list of unlinked ones, and has links or is free";
-            return Err(inode.damaged(problem).into());
-        }
-        // It would fail in the middle, with some of its blocks free and the others lost.
-        for fork in [ForkName::Data, ForkName::Attributes] {
-            prove_extent_count(&mut transaction, ino, fork).map_err(ListFailure::Fatal)?;
-        }
-        drop(transaction);
-        self.empty_fork(ino, ForkName::Data)?;
-        self.empty_fork(ino, ForkName::Attributes)?;
-        let mut transaction = begin(self.transactions, XfsTransactionKind::FreeInode)?;
-        group::leave_unlinked(&mut transaction, ino)?;
-        group::free_inode(&mut transaction, ino)?;
-        transaction.commit()?;
-        Ok(())
-    }
-
-    /// Takes all blocks from a fork.
-    fn empty_fork(&self, ino: Ino, fork: ForkName) -> std::result::Result<(), ListFailure> {
-        loop {
-            let mut transaction = begin_truncate(self.transactions)?;
-            if transaction.inode(ino)?.extent_count(fork) == 0 {
-                return Ok(());
-            }
-            let range = 0..MOST_FILE_BLOCKS;
-            let step = unmap_extents(&mut transaction, ino, fork, range, MOST_UNMAPPED)?;
-            let work = DeferredWork::unmapped(&mut transaction, (ino, fork), &step)?;
-            let mut chain = DeferredChain::new(self.ids);
-            chain.defer(&mut transaction, work);
-            chain.finish(transaction, &[ino]).map_err(ListFailure::Fatal)?;
-        }
     }
 
     /// Frees the extents of a group that writes to shared blocks had staged. Returns how many.

@@ -287,6 +287,7 @@ fn flags_of(buffer: &XfsBuffer, geometry: &XfsGeometry) -> XfsBufferFlags {
             Some(DaKind::AttrLeaf) => Type::AttributeLeaf,
             _ => Type::Node,
         },
+        BufferRole::SymlinkTarget(_) => Type::Symlink,
     };
     XfsBufferFlags::of(block_type)
 }

@@ -18,12 +18,12 @@ use offshoot_vfs::{Error, Result, Structure};
 
 /// The locks that are held, each with the threads that wait for it.
 #[derive(Debug)]
-pub(super) struct KeyLocks<K> {
+pub(crate) struct KeyLocks<K> {
     held: Mutex<HashMap<K, VecDeque<Sender<()>>>>,
 }
 
 impl<K: Copy + Eq + Hash + Debug> KeyLocks<K> {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { held: Mutex::new(HashMap::new()) }
     }
 
@@ -43,7 +43,7 @@ impl<K: Copy + Eq + Hash + Debug> KeyLocks<K> {
     }
 
     /// Takes the lock, once its holder releases it.
-    pub(super) fn lock(&self, key: K) -> Result<()> {
+    pub(crate) fn lock(&self, key: K) -> Result<()> {
         let Some(turn) = self.line_up(key) else { return Ok(()) };
         turn.recv().map_err(|_| {
             let problem = format!("the lock of {key:?} went away");
@@ -78,7 +78,7 @@ impl<K: Copy + Eq + Hash + Debug> KeyLocks<K> {
     }
 
     /// Releases a lock that the caller holds: the next waiter has it then.
-    pub(super) fn unlock(&self, key: K) {
+    pub(crate) fn unlock(&self, key: K) {
         let mut held = self.held.lock();
         let Some(waiters) = held.get_mut(&key) else { return };
         while let Some(next) = waiters.pop_front() {

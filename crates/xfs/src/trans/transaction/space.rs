@@ -53,6 +53,11 @@ impl<'e> XfsTransaction<'e> {
         self.promised += self.engine.counters.promise_most(blocks, self.claim);
     }
 
+    /// Whether this step has taken more free blocks than it has freed.
+    pub(crate) fn has_taken_blocks(&self) -> bool {
+        self.counts.free_blocks < 0
+    }
+
     /// Adds to the counters of the superblock.
     pub(crate) fn count(&mut self, changes: CountChanges) {
         self.counts.inodes += changes.inodes;
