@@ -216,15 +216,20 @@ impl XfsFileChanges<'_> {
         }
     }
 
-    /// Gives the staged blocks of places back. Others stay as they are.
+    /// Gives the staged blocks of places back, as many as it can. Others stay as they are.
+    ///
+    /// # Errors
+    /// The first one.
     pub(crate) fn abandon_write(&self, places: &[XfsWritePlace]) -> Result<()> {
-        for place in places.iter().filter(|place| place.kind == XfsWriteKind::Staged) {
-            let t = self.transactions.begin_step(Kind::Truncate, 0)?;
-            let blocks = (place.start, place.count);
-            let work = DeferredWork::unstaged(self.transactions.geometry(), blocks, true);
-            self.finish(t, work, &[])?;
-        }
-        Ok(())
+        let staged = places.iter().filter(|place| place.kind == XfsWriteKind::Staged);
+        staged.map(|place| self.abandon(place)).fold(Ok(()), Result::and)
+    }
+
+    fn abandon(&self, staged: &XfsWritePlace) -> Result<()> {
+        let t = self.transactions.begin_step(Kind::Truncate, 0)?;
+        let blocks = (staged.start, staged.count);
+        let work = DeferredWork::unstaged(self.transactions.geometry(), blocks, true);
+        self.finish(t, work, &[])
     }
 
     /// Makes the first extent of a place written. Returns how many blocks are done, and whether

@@ -44,8 +44,10 @@ pub(crate) fn allocate_first(
 ) -> Result<Option<(AgNumber, AgExtent)>> {
     let mut search = GroupSearch::default();
     search.look(t, near, wishes)?;
-    if search.found.is_none() && search.has_busy && !search.has_locked {
+    if search.found.is_none() && search.has_busy {
+        // Also when groups are locked: this may be the only thread that wants the busy blocks.
         t.engine().log().force_all()?;
+        search = GroupSearch::default();
         search.look(t, near, wishes)?;
     }
     if search.found.is_none() && search.has_locked {

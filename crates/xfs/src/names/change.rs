@@ -6,7 +6,7 @@ use offshoot_vfs::{Errno, Error, Result, Timestamp};
 use offshoot_xfs_format::geometry::XfsLayout;
 use offshoot_xfs_format::inode::{XfsInodeCore, XfsInodeFlags, XfsTime, file_type};
 use offshoot_xfs_format::parent::ParentValue;
-use offshoot_xfs_format::{Ino, attr::XattrFlags};
+use offshoot_xfs_format::{Ino, attr::XattrFlags, dir};
 use zerocopy::IntoBytes;
 
 use super::{NamePlace, XfsNames, look_up_in};
@@ -174,6 +174,29 @@ impl NameTransaction<'_> {
             return Ok(());
         }
         Err(Error::posix(Errno::MLINK, format!("inode {ino}")))
+    }
+
+    /// Proves that a name leads to what its entry says: to a file that is in use, and to a directory
+    /// only as one. All that follows from the type of the entry would damage the volume else.
+    pub(super) fn require_entry(&mut self, (ino, entry_type): XfsEntryTarget) -> Result<()> {
+        let inode = self.t.inode(ino)?;
+        let core = inode.core();
+        let is_directory = core.file_type() == file_type::DIRECTORY;
+        let problem = match entry_type == dir::file_type::DIR {
+            _ if core.is_free() || core.links() == 0 => "it has a name and is not in use",
+            is_entry_of_one if is_entry_of_one != is_directory => "its entry has another type",
+            _ => return Ok(()),
+        };
+        Err(inode.damaged(problem))
+    }
+
+    /// Proves that a directory counts one below it, beside itself and its name.
+    pub(super) fn require_directory_below(&mut self, dir: Ino) -> Result<()> {
+        let inode = self.t.inode(dir)?;
+        if inode.core().links() > 2 {
+            return Ok(());
+        }
+        Err(inode.damaged("it counts fewer directories than it has"))
     }
 
     /// Proves that the project of a directory that hands it down lets the file in.

@@ -1,6 +1,6 @@
 //! New files, with a name and without.
 
-use offshoot_vfs::{Errno, NewFile, Result};
+use offshoot_vfs::{Errno, Error, NewFile, Result};
 use offshoot_xfs_format::Ino;
 use offshoot_xfs_format::dir::file_type;
 use offshoot_xfs_format::inode::XfsInodeFlags;
@@ -92,10 +92,7 @@ impl XfsNames<'_> {
         let named = self
             .set_long_lists(ino, &inherited.lists)
             .and_then(|()| retry(|| self.name_new(place, (ino, kind), new)));
-        match named {
-            Ok(()) => Ok(ino),
-            Err(error) => self.inactivate_locked(ino).and(Err(error)),
-        }
+        named.map(|()| ino).map_err(|error| self.given_up(ino, error))
     }
 
     fn set_long_lists(&self, ino: Ino, lists: &[OwnedXattr]) -> Result<()> {
@@ -106,9 +103,18 @@ impl XfsNames<'_> {
             4 * (list.value.len() as u64 >> log) + HASH_BLOCKS + 2 * engine.most_levels().attributes
         };
         lists.iter().try_for_each(|list| {
-            let t = engine.begin(Kind::ChangeAttribute, blocks(list))?;
-            change_xattr(t, self.ids, XattrChange::set(ino, list.clone()))
+            retry(|| {
+                let t = engine.begin(Kind::ChangeAttribute, blocks(list))?;
+                change_xattr(t, self.ids, XattrChange::set(ino, list.clone()))
+            })
         })
+    }
+
+    /// Frees a file that could not be finished, and returns the error of that. If the file cannot
+    /// be freed either, it stays in its list of unlinked inodes, for a recovery or a repair.
+    pub(super) fn given_up(&self, ino: Ino, error: Error) -> Error {
+        let _freed = self.inactivate_locked(ino);
+        error
     }
 
     /// Gives the first name to a file that is made in steps.
@@ -153,10 +159,7 @@ impl XfsNames<'_> {
         let (short, long) =
             if fits { (&inherited.lists[..], &[][..]) } else { (&[][..], &inherited.lists[..]) };
         let ino = retry(|| self.make_unnamed(dir, kind, new, inherited.permissions, short))?;
-        match self.set_long_lists(ino, long) {
-            Ok(()) => Ok(ino),
-            Err(error) => self.inactivate_locked(ino).and(Err(error)),
-        }
+        self.set_long_lists(ino, long).map(|()| ino).map_err(|error| self.given_up(ino, error))
     }
 
     /// Makes a file without a name in one transaction, with lists that fit in its inode. The caller

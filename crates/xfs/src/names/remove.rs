@@ -72,10 +72,12 @@ impl XfsNames<'_> {
             return Ok(NameOutcome::Moved);
         }
         change.hold(&[ino])?;
+        change.require_entry(target)?;
         change.require_shrinkable(place.dir)?;
         change.require_movable(ino)?;
         if is_directory {
             change.require_empty(ino, Errno::NOTEMPTY)?;
+            change.require_directory_below(place.dir)?;
         }
         let is_last = change.drop_link(ino, is_directory)?;
         if is_last {

@@ -93,17 +93,21 @@ impl XfsNames<'_> {
         let _moves = moves_directory.then(|| self.state.moves.lock());
         let _locked = self.lock(plan.directories().into_iter().chain(plan.files()))?;
         if moves_directory {
+            let is_settled = self.look_up(plan.from)? == Some(plan.source)
+                && self.look_up(plan.to)? == plan.target;
+            if !is_settled {
+                return Ok(NameOutcome::Moved);
+            }
             self.require_not_above(plan)?;
         }
         let Some(new) = how.whiteout() else { return retry(|| self.rename_once(plan)) };
         let (dir, permissions) = (plan.from.dir, new.permissions);
         let whiteout = retry(|| self.make_unnamed(dir, WHITEOUT, &new, permissions, &[]))?;
         let plan = RenamePlan { whiteout: Some(whiteout), ..*plan };
-        let outcome = retry(|| self.rename_once(&plan));
-        if !matches!(outcome, Ok(NameOutcome::Done(_))) {
-            self.inactivate_locked(whiteout)?;
+        match retry(|| self.rename_once(&plan)) {
+            Ok(NameOutcome::Moved) => self.inactivate_locked(whiteout).map(|()| NameOutcome::Moved),
+            outcome => outcome.map_err(|error| self.given_up(whiteout, error)),
         }
-        outcome
     }
 
     /// Proves that no directory would be below itself.
@@ -126,8 +130,10 @@ impl XfsNames<'_> {
     /// Whether a directory is another one, or below it. No directory moves meanwhile.
     fn is_below(&self, dir: Ino, above: Ino) -> Result<bool> {
         let root = self.transactions.superblock().root();
-        let mut at = dir;
-        for _ in 0..self.transactions.counters().counts().inodes {
+        // On a damaged volume the way up may be a ring. Then it comes to a mark again, which moves
+        // up after 1, 2, 4, 8 and so on steps.
+        let (mut at, mut mark, mut steps) = (dir, dir, 0_u64);
+        loop {
             if at == above {
                 return Ok(true);
             }
@@ -135,8 +141,15 @@ impl XfsNames<'_> {
                 return Ok(false);
             }
             at = self.above(at)?;
+            if at == mark {
+                let problem = format!("what is above directory {dir} is a ring");
+                return Err(Error::corrupt(Structure::DirectoryBlock, problem));
+            }
+            steps += 1;
+            if steps.is_power_of_two() {
+                mark = at;
+            }
         }
-        Err(Error::corrupt(Structure::DirectoryBlock, format!("what is above {dir} does not end")))
     }
 
     /// The directory above one.
@@ -166,6 +179,8 @@ impl XfsNames<'_> {
             return Ok(NameOutcome::Moved);
         }
         change.hold(&plan.files())?;
+        change.require_entry(plan.source)?;
+        plan.target.map_or(Ok(()), |target| change.require_entry(target))?;
         change.require_rename(plan)?;
         if plan.is_exchange {
             change.exchange(plan)?;
@@ -208,7 +223,26 @@ impl NameTransaction<'_> {
                 }
             }
         }
+        self.require_counts(plan)?;
         self.require_project(plan.to.dir, plan.source.0)
+    }
+
+    /// Proves that each directory counts the directory that it loses.
+    fn require_counts(&mut self, plan: &RenamePlan<'_>) -> Result<()> {
+        let is_one = |target: Option<XfsEntryTarget>| target.is_some_and(is_directory);
+        let (from, to) = (is_one(Some(plan.source)), is_one(plan.target));
+        let (from_loses, to_loses) = match (plan.is_exchange, plan.is_between_directories()) {
+            (true, true) => (from && !to, to && !from),
+            (true, false) => (false, false),
+            (false, is_between) => (from && is_between, to),
+        };
+        if from_loses {
+            self.require_directory_below(plan.from.dir)?;
+        }
+        if to_loses {
+            self.require_directory_below(plan.to.dir)?;
+        }
+        Ok(())
     }
 
     /// Moves a name. Returns the file that has lost its last one.

@@ -95,8 +95,12 @@ impl CrashedVolume {
             assert_eq!(value(&by_us), value(&by_kernel), "{counter}");
         }
         {
-            let mount = by_us.mount("rw,noatime", &self.kernel_says);
+            // A writable mount would give back preallocated space of files that are closed.
+            let mount = by_us.mount("ro,noatime", &self.kernel_says);
             compare.run(&*ours, mount.path()).assert_same(names_at_least);
+        }
+        {
+            let mount = by_us.mount("rw,noatime", &self.kernel_says);
             fs::write(mount.path().join("after"), "the recovery").unwrap();
         }
         assert_checks_but_for(&by_us, Some(&allowed));
