@@ -176,8 +176,8 @@ impl NameTransaction<'_> {
         Err(Error::posix(Errno::MLINK, format!("inode {ino}")))
     }
 
-    /// Proves that a name leads to what its entry says: to a file that is in use, and to a directory
-    /// only as one. All that follows from the type of the entry would damage the volume else.
+    /// Proves that a name leads to what its entry says: to a file that is in use, and that is a
+    /// directory or not. What follows from the type of the entry would damage the volume else.
     pub(super) fn require_entry(&mut self, (ino, entry_type): XfsEntryTarget) -> Result<()> {
         let inode = self.t.inode(ino)?;
         let core = inode.core();
