@@ -251,6 +251,12 @@ impl XfsInodeCore {
         if geometry.has_checksums() { size_of::<Self>() } else { INODE_CRC }
     }
 
+    /// The bytes of an inode behind its core: the literal area, which its forks share.
+    #[must_use]
+    pub fn literal_bytes(geometry: &XfsGeometry) -> usize {
+        geometry.inode_size() - Self::len(geometry)
+    }
+
     /// Views the core of an inode, whose bytes may be those of any.
     ///
     /// # Errors

@@ -10,8 +10,8 @@
 //! Each change of a name is one transaction, and the deferred work that follows from it: blocks of
 //! directories are freed, parent pointers are set and removed. All inodes of the change stay locked
 //! until the last step. Only what an inode without names holds is freed in calls of its own
-//! ([`XfsNames::inactivate`]), when the caller knows that nobody has it open. The device always has
-//! such an inode in a list of unlinked ones, so the recovery of a crash frees it.
+//! ([`XfsNames::inactivate`]), when the caller knows that no program has it open. The device always
+//! has such an inode in a list of unlinked ones, so the recovery of a crash frees it.
 //!
 //! # Locks
 //!
@@ -26,7 +26,7 @@
 //!                                ascending. Other rooms lock files alone, and no directories
 //! 4  AGI, clusters of inodes     ascending by group: lists of unlinked inodes, free inodes
 //! 5  AGF                         ascending by group: blocks for directories and attributes
-//! 6  a new inode                 nobody else knows its number
+//! 6  a new inode                 no other thread knows its number
 //! ```
 //!
 //! A name is looked up before its file can be locked. So it is looked up again under the locks, and
@@ -76,6 +76,7 @@ use offshoot_kit::sync::Mutex;
 use offshoot_kit::sync::atomic::{AtomicU32, AtomicU64};
 use offshoot_vfs::{Errno, Error, Result};
 use offshoot_xfs_format::Ino;
+use offshoot_xfs_format::dir::file_type;
 
 use crate::defer::IntentIds;
 use crate::dir::change::{XfsEntryTarget, find_name};
@@ -147,7 +148,7 @@ impl<'e> XfsNames<'e> {
         self.look_up(place)?.ok_or_else(|| place.error(Errno::NOENT))
     }
 
-    /// Frees an inode without names, and all that it holds. Nobody has it open.
+    /// Frees an inode without names that no program has open, and all that it holds.
     pub(crate) fn inactivate(&self, ino: Ino) -> Result<()> {
         let _locked = self.lock([ino])?;
         self.inactivate_locked(ino)
@@ -156,6 +157,11 @@ impl<'e> XfsNames<'e> {
     fn inactivate_locked(&self, ino: Ino) -> Result<()> {
         retry(|| inactive::free_unlinked_inode(self.transactions, self.ids, ino))
     }
+}
+
+/// Whether an entry says that it leads to a directory.
+fn is_directory(target: XfsEntryTarget) -> bool {
+    target.1 == file_type::DIR
 }
 
 /// What became of a change whose names were looked up before they were locked.

@@ -170,10 +170,7 @@ impl XfsTransactions {
         kind: XfsTransactionKind,
         blocks: u64,
     ) -> Result<XfsTransaction<'_>> {
-        let XfsLogReservation { bytes, count } = self.reservations.get(kind);
-        let ticket = self.log.reserve(bytes, u32::try_from(count).unwrap_or(1))?;
-        self.counters.promise(blocks, SpaceClaim::Files)?;
-        Ok(XfsTransaction::new(self, ticket, blocks, SpaceClaim::Files))
+        self.begin_with(self.reservations.get(kind), blocks, SpaceClaim::Files)
     }
 
     /// The same for a chain: a transaction of this kind, and deferred work in further steps, each
@@ -190,9 +187,7 @@ impl XfsTransactions {
         let of_parents =
             if has_parents { self.reservations.get(Kind::ChangeAttribute).bytes } else { 0 };
         let bytes = bytes.max(of_frees).max(of_parents);
-        let ticket = self.log.reserve(bytes, u32::try_from(count).unwrap_or(1))?;
-        self.counters.promise(blocks, SpaceClaim::Files)?;
-        Ok(XfsTransaction::new(self, ticket, blocks, SpaceClaim::Files))
+        self.begin_with(XfsLogReservation { bytes, count }, blocks, SpaceClaim::Files)
     }
 
     /// The same for one that ends with more free space than it began with: it may take blocks that
@@ -203,9 +198,19 @@ impl XfsTransactions {
         kind: XfsTransactionKind,
         blocks: u64,
     ) -> Result<XfsTransaction<'_>> {
-        let ticket = self.log.reserve(self.reservations.get(kind).bytes, 1)?;
-        self.counters.promise(blocks, SpaceClaim::All)?;
-        Ok(XfsTransaction::new(self, ticket, blocks, SpaceClaim::All))
+        let bytes = self.reservations.get(kind).bytes;
+        self.begin_with(XfsLogReservation { bytes, count: 1 }, blocks, SpaceClaim::All)
+    }
+
+    fn begin_with(
+        &self,
+        XfsLogReservation { bytes, count }: XfsLogReservation,
+        blocks: u64,
+        claim: SpaceClaim,
+    ) -> Result<XfsTransaction<'_>> {
+        let ticket = self.log.reserve(bytes, u32::try_from(count).unwrap_or(1))?;
+        self.counters.promise(blocks, claim)?;
+        Ok(XfsTransaction::new(self, ticket, blocks, claim))
     }
 
     /// Ends all writing: work whose intents are in the log cannot be done, so only a recovery may

@@ -20,6 +20,7 @@ use offshoot_testkit::host::HostFilesystem;
 use offshoot_testkit::run::command;
 
 use crate::image::{Patched, SparseImage};
+use crate::patch::SECTOR;
 use crate::view::{PathView, view};
 
 /// How long `btrfs check` may take, in seconds. On some volumes it never ends.
@@ -376,9 +377,6 @@ impl CheckComplaints {
         new
     }
 }
-
-/// The size of the sectors of all volumes here, in bytes.
-const SECTOR: u64 = 4096;
 
 /// How `btrfs check` reports that a tree has another root than the extent tree knows.
 const ROOTS: [&str; 3] =

@@ -15,7 +15,7 @@ use crate::fields::{self, ItemField};
 use crate::mutation::{index, pack, unpack};
 
 /// The size of a sector, in bytes.
-const SECTOR: u64 = 4096;
+pub(crate) const SECTOR: u64 = 4096;
 
 /// The items of a leaf.
 pub(crate) type LeafItems = Vec<(Key, Vec<u8>)>;

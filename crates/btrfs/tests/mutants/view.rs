@@ -7,6 +7,8 @@ use std::ops::ControlFlow;
 
 use offshoot_vfs::{FileId, FileSystem, FileType, Result};
 
+use crate::patch::SECTOR;
+
 /// The most names that it visits, and the most bytes that it reads of one file: a damaged volume
 /// may claim any number.
 const MOST_NAMES: usize = 5000;
@@ -99,7 +101,6 @@ fn contents(fs: &dyn FileSystem, file: FileId, file_type: FileType) -> Result<u6
 }
 
 fn data(fs: &dyn FileSystem, file: FileId, hasher: &mut DefaultHasher) -> Result<()> {
-    const SECTOR: u64 = 4096;
     let (mut at, mut read) = (0, 0);
     while read < MOST_BYTES
         && let Some(range) = fs.next_data(file, at)?

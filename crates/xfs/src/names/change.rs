@@ -6,10 +6,10 @@ use offshoot_vfs::{Errno, Error, Result, Timestamp};
 use offshoot_xfs_format::geometry::XfsLayout;
 use offshoot_xfs_format::inode::{XfsInodeCore, XfsInodeFlags, XfsTime, file_type};
 use offshoot_xfs_format::parent::ParentValue;
-use offshoot_xfs_format::{Ino, attr::XattrFlags, dir};
+use offshoot_xfs_format::{Ino, attr::XattrFlags};
 use zerocopy::IntoBytes;
 
-use super::{NamePlace, XfsNames, look_up_in};
+use super::{NamePlace, XfsNames, is_directory, look_up_in};
 use crate::attr::change::{OwnedXattr, XattrChange};
 use crate::defer::{DeferredChain, DeferredWork};
 use crate::dir::change::XfsEntryTarget;
@@ -178,25 +178,16 @@ impl NameTransaction<'_> {
 
     /// Proves that a name leads to what its entry says: to a file that is in use, and that is a
     /// directory or not. What follows from the type of the entry would damage the volume else.
-    pub(super) fn require_entry(&mut self, (ino, entry_type): XfsEntryTarget) -> Result<()> {
-        let inode = self.t.inode(ino)?;
+    pub(super) fn require_entry(&mut self, target: XfsEntryTarget) -> Result<()> {
+        let inode = self.t.inode(target.0)?;
         let core = inode.core();
-        let is_directory = core.file_type() == file_type::DIRECTORY;
-        let problem = match entry_type == dir::file_type::DIR {
-            _ if core.is_free() || core.links() == 0 => "it has a name and is not in use",
-            is_entry_of_one if is_entry_of_one != is_directory => "its entry has another type",
-            _ => return Ok(()),
-        };
-        Err(inode.damaged(problem))
-    }
-
-    /// Proves that a directory counts one below it, beside itself and its name.
-    pub(super) fn require_directory_below(&mut self, dir: Ino) -> Result<()> {
-        let inode = self.t.inode(dir)?;
-        if inode.core().links() > 2 {
-            return Ok(());
+        if core.is_free() || core.links() == 0 {
+            return Err(inode.damaged("it has a name and is not in use"));
         }
-        Err(inode.damaged("it counts fewer directories than it has"))
+        if is_directory(target) != (core.file_type() == file_type::DIRECTORY) {
+            return Err(inode.damaged("its entry has another type"));
+        }
+        Ok(())
     }
 
     /// Proves that the project of a directory that hands it down lets the file in.
@@ -231,6 +222,15 @@ impl NameTransaction<'_> {
         inode.core_mut().nlink = links.into();
         self.touch(ino, Touched::Inode);
         Ok(())
+    }
+
+    /// A directory has one less below it. What is left counts itself and its name.
+    pub(super) fn lose_directory(&mut self, dir: Ino) -> Result<()> {
+        let inode = self.t.inode(dir)?;
+        if inode.core().links() <= 2 {
+            return Err(inode.damaged("it counts fewer directories than it has"));
+        }
+        self.add_links(dir, -1)
     }
 
     /// Says that an inode has changed at this moment.

@@ -3,7 +3,8 @@
 use offshoot_vfs::{Errno, Result};
 
 use super::change::{NameTransaction, Touched};
-use super::rename::{RenamePlan, is_directory};
+use super::is_directory;
+use super::rename::RenamePlan;
 use crate::dir::change::{replace_name, set_parent};
 
 impl NameTransaction<'_> {
@@ -27,7 +28,7 @@ impl NameTransaction<'_> {
                 if !is_directory(other) {
                     self.require_link(into)?;
                     self.add_links(into, 1)?;
-                    self.add_links(out_of, -1)?;
+                    self.lose_directory(out_of)?;
                 }
                 let work = set_parent(&mut self.t, file.0, into)?;
                 self.work.extend(work);

@@ -97,7 +97,7 @@ impl XfsNewKind<'_> {
 
     /// The target, if it has blocks of its own: it leaves the inode room for attributes.
     pub(super) fn remote_target(&self, geometry: &XfsGeometry) -> Option<&[u8]> {
-        let room = geometry.inode_size() - XfsInodeCore::len(geometry);
+        let room = XfsInodeCore::literal_bytes(geometry);
         let offset = self.fork_offset(geometry).map(usize::from);
         let offset = offset.unwrap_or(room.saturating_sub(LEAST_ATTRIBUTES) / 8);
         match self {

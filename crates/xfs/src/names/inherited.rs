@@ -36,7 +36,7 @@ pub(super) struct InheritedLists {
 impl InheritedLists {
     /// Whether all lists fit in the inode.
     pub(super) fn fit_in_inode(&self, geometry: &XfsGeometry) -> bool {
-        let room = geometry.inode_size() - XfsInodeCore::len(geometry);
+        let room = XfsInodeCore::literal_bytes(geometry);
         let bytes = |list: &OwnedXattr| SHORT_ENTRY + list.name.len() + list.value.len();
         self.lists.iter().all(|list| list.value.len() <= SHORT_MAX)
             && SHORT_HEADER + self.lists.iter().map(bytes).sum::<usize>() + DATA_BYTES <= room

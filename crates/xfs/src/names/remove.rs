@@ -2,10 +2,9 @@
 
 use offshoot_vfs::{Errno, Error, Result, Structure, Timestamp};
 use offshoot_xfs_format::Ino;
-use offshoot_xfs_format::dir::file_type;
 
 use super::change::{NameTransaction, SpaceNeed, Touched, parent_blocks};
-use super::{NameOutcome, NamePlace, XfsNames, until_done};
+use super::{NameOutcome, NamePlace, XfsNames, is_directory, until_done};
 use crate::dir::change::{
     XfsEntryTarget, check_name, is_empty, most_blocks_to_remove, remove_name, set_parent,
 };
@@ -15,7 +14,7 @@ use crate::trans::XfsTransactionKind as Kind;
 
 impl XfsNames<'_> {
     /// Removes a name of a file. Returns the file if that was its last one: the caller frees it by
-    /// [`Self::inactivate`] when nobody has it open.
+    /// [`Self::inactivate`] when no program has it open.
     ///
     /// # Errors
     /// `ENOENT`, `ENOTDIR`, `EISDIR` for a directory, `EPERM` for what is immutable or append-only.
@@ -40,12 +39,12 @@ impl XfsNames<'_> {
         &self,
         place: NamePlace<'_>,
         at: Timestamp,
-        is_directory: bool,
+        wants_directory: bool,
     ) -> Result<Option<Ino>> {
         check_name(place.name)?;
         until_done(|| {
             let target = self.find(place)?;
-            let errno = match (target.1 == file_type::DIR, is_directory) {
+            let errno = match (is_directory(target), wants_directory) {
                 (true, false) => Errno::ISDIR,
                 (false, true) => Errno::NOTDIR,
                 _ => {
@@ -64,7 +63,7 @@ impl XfsNames<'_> {
         target: XfsEntryTarget,
         at: Timestamp,
     ) -> Result<NameOutcome> {
-        let (ino, is_directory) = (target.0, target.1 == file_type::DIR);
+        let (ino, is_directory) = (target.0, is_directory(target));
         let blocks = most_blocks_to_remove(self.transactions) + parent_blocks(self.transactions);
         let need = (SpaceNeed::Removal, blocks);
         let mut change = self.begin(Kind::Remove, need, &[place.dir], at)?;
@@ -77,14 +76,13 @@ impl XfsNames<'_> {
         change.require_movable(ino)?;
         if is_directory {
             change.require_empty(ino, Errno::NOTEMPTY)?;
-            change.require_directory_below(place.dir)?;
         }
         let is_last = change.drop_link(ino, is_directory)?;
         if is_last {
             group::enter_unlinked(&mut change.t, ino)?;
         }
         if is_directory {
-            change.add_links(place.dir, -1)?;
+            change.lose_directory(place.dir)?;
             // Nothing of it leads to a directory that may be gone before it is freed.
             if let Some(root) = self.transactions.superblock().root() {
                 let work = set_parent(&mut change.t, ino, root)?;

@@ -1,11 +1,10 @@
 //! Names that move.
 
 use offshoot_vfs::{Errno, Error, FileType, Rename, Result, Structure, Timestamp};
-use offshoot_xfs_format::dir::file_type;
 use offshoot_xfs_format::{AgNumber, Ino};
 
 use super::change::{NameTransaction, SpaceNeed, Touched, parent_blocks};
-use super::{NameOutcome, NamePlace, XfsNames, XfsNewKind, look_up_in, until_done};
+use super::{NameOutcome, NamePlace, XfsNames, XfsNewKind, is_directory, look_up_in, until_done};
 use crate::dir::change::{
     XfsEntryTarget, add_name, check_name, most_blocks_to_add, most_blocks_to_remove, remove_name,
     replace_name, set_parent,
@@ -45,13 +44,9 @@ impl RenamePlan<'_> {
     }
 }
 
-pub(super) fn is_directory(target: XfsEntryTarget) -> bool {
-    target.1 == file_type::DIR
-}
-
 impl XfsNames<'_> {
     /// Moves a name. Returns the file whose last name it replaced, if there is one: the caller
-    /// frees it by [`Self::inactivate`] when nobody has it open. Two names of one file are left
+    /// frees it by [`Self::inactivate`] when no program has it open. Two names of one file are left
     /// alone, unless nothing may stand at the new one.
     ///
     /// # Errors
@@ -223,26 +218,7 @@ impl NameTransaction<'_> {
                 }
             }
         }
-        self.require_counts(plan)?;
         self.require_project(plan.to.dir, plan.source.0)
-    }
-
-    /// Proves that each directory counts the directory that it loses.
-    fn require_counts(&mut self, plan: &RenamePlan<'_>) -> Result<()> {
-        let is_one = |target: Option<XfsEntryTarget>| target.is_some_and(is_directory);
-        let (from, to) = (is_one(Some(plan.source)), is_one(plan.target));
-        let (from_loses, to_loses) = match (plan.is_exchange, plan.is_between_directories()) {
-            (true, true) => (from && !to, to && !from),
-            (true, false) => (false, false),
-            (false, is_between) => (from && is_between, to),
-        };
-        if from_loses {
-            self.require_directory_below(plan.from.dir)?;
-        }
-        if to_loses {
-            self.require_directory_below(plan.to.dir)?;
-        }
-        Ok(())
     }
 
     /// Moves a name. Returns the file that has lost its last one.
@@ -260,7 +236,7 @@ impl NameTransaction<'_> {
         self.work.extend(work);
         if let Some(target) = target {
             if is_directory(target) {
-                self.add_links(to.dir, -1)?;
+                self.lose_directory(to.dir)?;
             }
             self.change_parent(target.0, Some(to), None)?;
         }
@@ -268,7 +244,7 @@ impl NameTransaction<'_> {
             let work = set_parent(&mut self.t, source.0, to.dir)?;
             self.work.extend(work);
             self.add_links(to.dir, 1)?;
-            self.add_links(from.dir, -1)?;
+            self.lose_directory(from.dir)?;
         }
         self.give_up_old_name(from, whiteout)?;
         self.change_parent(source.0, Some(from), Some(to))?;

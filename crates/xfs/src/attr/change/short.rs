@@ -56,7 +56,7 @@ impl ChangedXattrs<'_, '_> {
             return Ok(None);
         }
         let (least, most) = self.offsets()?;
-        let literal = geometry.inode_size() - XfsInodeCore::len(geometry);
+        let literal = XfsInodeCore::literal_bytes(geometry);
         let wanted = literal.checked_sub(bytes).map(|left| left / 8);
         let wanted = wanted.filter(|wanted| *wanted >= least && least <= most);
         Ok(wanted.and_then(|wanted| u8::try_from(wanted.min(most)).ok()))
@@ -65,7 +65,7 @@ impl ChangedXattrs<'_, '_> {
     /// The least and the most offset of the attribute fork, in units of 8 bytes.
     fn offsets(&mut self) -> Result<(usize, usize)> {
         let geometry = self.geometry();
-        let literal = geometry.inode_size() - XfsInodeCore::len(geometry);
+        let literal = XfsInodeCore::literal_bytes(geometry);
         let most = literal.saturating_sub(LEAST_ATTRIBUTES) / 8;
         let needed = match self.inode()?.fork(ForkName::Data) {
             // A device never gets a tree.

@@ -101,8 +101,9 @@ impl<'e> XfsTransaction<'e> {
         self.engine.busy.has_any(ag, self.engine.log().durable())
     }
 
-    /// Says that a file has lost blocks that another file has, or another place of it. Nobody
-    /// writes data to them before that is durable: after a crash the first file would show it.
+    /// Says that a file has lost blocks that another file has, or another place of it. No
+    /// thread writes data to them before that is durable: after a crash the first file would show
+    /// it.
     pub(crate) fn give_up(&mut self, (start, count): (FsBlock, u32)) {
         if let Some((ag, start)) = self.geometry().split(start) {
             self.given_up.push((ag, AgExtent { start, count }));
