@@ -133,42 +133,42 @@ fn kernel_writes(disks: &Disks, round: u8) {
 
 #[test]
 fn single() {
-    fill_and_empty(1, 256, &["-m", "single"], 6000);
+    fill_and_empty(1, 144, &["-m", "single"], 6000);
 }
 
 #[test]
 fn dup_of_small_nodes_without_block_group_tree() {
-    fill_and_empty(1, 256, &["-m", "dup", "-n", "4k", "-O", "^block-group-tree"], 1500);
+    fill_and_empty(1, 160, &["-m", "dup", "-n", "4k", "-O", "^block-group-tree"], 1500);
 }
 
 #[test]
 fn raid0_with_block_group_tree() {
-    fill_and_empty(2, 200, &["-m", "raid0", "-O", "block-group-tree"], 6000);
+    fill_and_empty(2, 128, &["-m", "raid0", "-O", "block-group-tree"], 6000);
 }
 
 #[test]
 fn raid1_without_free_space_tree() {
-    fill_and_empty(2, 256, &["-m", "raid1", "-O", "^free-space-tree,^block-group-tree"], 6000);
+    fill_and_empty(2, 160, &["-m", "raid1", "-O", "^free-space-tree,^block-group-tree"], 6000);
 }
 
 #[test]
 fn raid1c3_of_large_nodes() {
-    fill_and_empty(4, 300, &["-m", "raid1c3", "-n", "64k"], 9000);
+    fill_and_empty(4, 200, &["-m", "raid1c3", "-n", "64k"], 9000);
 }
 
 #[test]
 fn raid1c4() {
-    fill_and_empty(4, 256, &["-m", "raid1c4"], 6000);
+    fill_and_empty(4, 160, &["-m", "raid1c4"], 6000);
 }
 
 #[test]
 fn raid10() {
-    fill_and_empty(4, 200, &["-m", "raid10", "-d", "raid10"], 6000);
+    fill_and_empty(4, 128, &["-m", "raid10", "-d", "raid10"], 6000);
 }
 
 #[test]
 fn mixed() {
-    fill_and_empty(1, 100, &["--mixed"], 1500);
+    fill_and_empty(1, 64, &["--mixed"], 1500);
 }
 
 /// Three rounds in which the kernel and the engine write one volume, on which chunks are added and
@@ -180,7 +180,7 @@ fn ping_pong() {
     disks.mkfs(&["-m", "raid1", "-d", "raid0"]);
     for round in 0..3u8 {
         let volume = open(&disks);
-        for number in 0..20_000 {
+        for number in 0..12_000 {
             insert(&volume, number, 3000).unwrap();
         }
         volume.commit().unwrap();
@@ -188,7 +188,7 @@ fn ping_pong() {
         check(&disks);
         kernel_writes(&disks, round);
         let volume = open(&disks);
-        for number in 0..20_000 {
+        for number in 0..12_000 {
             remove(&volume, number);
         }
         volume.commit().unwrap();

@@ -14,7 +14,7 @@ struct ChangeCost {
 
 /// Makes files in a few directories of a small volume until there is no space, and removes them.
 fn fill_and_empty(options: &EngineOptions) -> ChangeCost {
-    let fs = open(in_memory_of(16384, 128 << 20), options);
+    let fs = open(in_memory_of(16384, 64 << 20), options);
     let name = |number: u64| format!("directory-{number}");
     let make_dir = |number| fs.mkdir(place(fs.root(), &name(number)), &NEW).expect("a directory");
     let dirs: Vec<_> = (0..4).map(make_dir).collect();
@@ -71,7 +71,7 @@ fn fill(fs: &Filesystem) {
 /// On a full volume an item that bypassed the queue would be hidden by an older queued one.
 #[test]
 fn nothing_goes_past_what_waits_in_its_node() {
-    let fs = open(in_memory_of(16384, 128 << 20), &quiet());
+    let fs = open(in_memory_of(16384, 64 << 20), &quiet());
     fill(&fs);
     let volume = fs.volume();
     let file = fs.lookup(fs.root(), b"file-0").expect("it was made");
