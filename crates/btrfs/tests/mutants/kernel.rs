@@ -15,9 +15,9 @@ use rustix::fs::{FallocateFlags, XattrFlags};
 /// How many new files it makes.
 const NEW: u64 = 100;
 
-/// Changes the files at these paths below `mount`, and adds new ones. Errors are ignored: on some
-/// mutants every call fails.
-pub(crate) fn churn(mount: &Path, touched: &[Vec<u8>]) {
+/// Changes the files at these paths below `mount`, and adds new ones. In four turns each of them is
+/// removed, moved and linked. Errors are ignored: on some mutants every call fails.
+pub(crate) fn churn(mount: &Path, touched: &[Vec<u8>], turn: usize) {
     let mut random = Random::new(5);
     let paths: Vec<_> = touched.iter().map(|path| mount.join(OsStr::from_bytes(path))).collect();
     let dirs: Vec<_> = paths.iter().filter(|path| path.is_dir()).cloned().collect();
@@ -41,7 +41,7 @@ pub(crate) fn churn(mount: &Path, touched: &[Vec<u8>]) {
         if path.is_dir() {
             continue;
         }
-        match number % 4 {
+        match (number + turn) % 4 {
             0 | 1 => drop(std::fs::remove_file(path)),
             2 => drop(std::fs::rename(path, path.with_extension("moved"))),
             _ => drop(std::fs::hard_link(path, path.with_extension("linked"))),

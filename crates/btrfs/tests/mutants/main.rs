@@ -203,7 +203,7 @@ struct MutantCounts {
 }
 
 /// How often the kernel changes copies of a mutant until it leaves the same errors behind.
-const KERNEL_TURNS: u32 = 4;
+const KERNEL_TURNS: usize = 4;
 
 /// Makes and writes one mutant of a volume. Returns the problems.
 fn judge(
@@ -378,10 +378,11 @@ fn verdict(
             }
         }
         if !problems.is_empty() {
-            // What the kernel leaves behind depends on when it commits.
-            for _ in 0..KERNEL_TURNS {
+            // What the kernel leaves behind depends on when it commits, and on what it removes.
+            for turn in 0..KERNEL_TURNS {
                 if !problems.is_empty() {
-                    excuse(&mut sound.judge, mutant, before, &outcome.untouched, &mut problems);
+                    let seen = (before, &outcome.untouched[..]);
+                    excuse(&mut sound.judge, mutant, seen, turn, &mut problems);
                 }
             }
             tally.excused += u64::from(problems.is_empty());
@@ -394,15 +395,16 @@ fn verdict(
 fn excuse(
     judge: &mut CheckJudge,
     mutant: &MutantMembers,
-    before: &PathView,
-    untouched: &[Vec<u8>],
+    (before, untouched): (&PathView, &[Vec<u8>]),
+    turn: usize,
     problems: &mut Vec<MutantProblem>,
 ) {
     let touched: Vec<_> = before.keys().filter(|path| !untouched.contains(path)).cloned().collect();
-    let disks = match judge.kernel_changes(mutant, move |mount| kernel::churn(mount, &touched)) {
-        Ok(disks) => disks,
-        Err(error) => return println!("    the kernel does not change it: {error}"),
-    };
+    let disks =
+        match judge.kernel_changes(mutant, move |mount| kernel::churn(mount, &touched, turn)) {
+            Ok(disks) => disks,
+            Err(error) => return println!("    the kernel does not change it: {error}"),
+        };
     let theirs = judge.images_over(&disks);
     let kinds = complaints(judge, mutant, &theirs);
     let is_lost = match lost_to_kernel(judge, mutant, &theirs, untouched) {
