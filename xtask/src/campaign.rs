@@ -4,7 +4,7 @@ use crate::setup;
 use crate::shell::{Result, cargo_with};
 
 /// The campaigns: the tests that each runs, and its options with the variables that they set.
-const CAMPAIGNS: [Campaign; 11] = [
+const CAMPAIGNS: [Campaign; 12] = [
     Campaign {
         what: "crash",
         package: "offshoot-btrfs",
@@ -104,6 +104,14 @@ const CAMPAIGNS: [Campaign; 11] = [
         targets: &["--package", "offshoot-cli", "--test", "hostile"],
         test: Some("campaign"),
         options: &[("--cases", "OFFSHOOT_SWEEP"), ("--seed", "OFFSHOOT_SEED")],
+        always: &[],
+    },
+    Campaign {
+        what: "xfs-large",
+        package: "offshoot-xfs",
+        targets: &["--test", "large"],
+        test: Some("campaign"),
+        options: &[("--number", "OFFSHOOT_LARGE")],
         always: &[],
     },
     Campaign {

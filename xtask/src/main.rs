@@ -89,6 +89,9 @@ Tasks:
            Have the kernel take its turn on every volume in memory that a test leaves, not on one of 8
   campaign xfs-hostile [--cases N] [--seed N]
            Run every operation and every verb that reads on thousands of damaged volumes of XFS
+  campaign xfs-large [--number N]
+           Read a directory of a million names, a file of as many extents, and three thousand
+           attributes, as the kernel shows them
   campaign xfs-recovery [--workloads N] [--cuts N] [--seed N]
            Record what the kernel writes to volumes of XFS, cut it at thousands of points, and recover
            each cut as the kernel does
