@@ -79,6 +79,7 @@ impl XfsTransaction<'_> {
         };
         if !matches!(sequence, Some(Err(_))) {
             let changed = || items.inodes.iter().map(|item| item.place.ino);
+            let _gates = shared.buffers.gates(changed());
             changed().for_each(|ino| shared.buffers.begin_publishing(ino));
             // While no buffer can go home: one that is published behind that stays in memory.
             for (place, buffer) in published {
