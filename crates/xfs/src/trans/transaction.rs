@@ -20,13 +20,13 @@ use super::inode::XfsChangedInode;
 use super::inode_item::NEXT_UNLINKED;
 use super::made::MadeChunk;
 use super::runs::BufferRuns;
+use super::shared::BufferHolder;
 use super::{XfsTransactions, misused};
 use crate::buffer::{BufferRole, DiskRun, XfsBuffer};
 use crate::log::{LogSequence, LogTicket, LoggedItem};
 pub(crate) use space::BusyBlocks;
 
-/// How long a transaction waits for a buffer that no other one should have. The thread that writes
-/// clusters of inodes home may have it for a moment, or a transaction that is about to end.
+/// How long a transaction waits for a buffer that another one has, and should not have.
 const LONGEST_WAIT: Duration = Duration::from_secs(4);
 
 /// A buffer that a transaction has locked.
@@ -100,8 +100,9 @@ impl<'e> XfsTransaction<'e> {
     /// Locks the AGI or the AGF of a group, unless another transaction has it. Returns whether it
     /// is locked.
     pub(crate) fn try_hold(&mut self, run: DiskRun, role: BufferRole) -> Result<bool> {
-        let is_locked =
-            self.buffers.contains_key(&run.at) || self.engine.shared.buffer_locks.try_lock(run.at);
+        let locks = &self.engine.shared.buffer_locks;
+        let is_locked = self.buffers.contains_key(&run.at)
+            || locks.try_lock(run.at, BufferHolder::Transaction(role));
         if is_locked {
             self.hold_locked(run.into(), role)?;
         }
@@ -124,12 +125,15 @@ impl<'e> XfsTransaction<'e> {
             return;
         }
         let locks = &self.engine.shared.buffer_locks;
-        self.buffers.retain(|place, _| {
-            if is_new(place) {
-                locks.unlock(*place);
-            }
-            !is_new(place)
-        });
+        for is_header in [false, true] {
+            self.buffers.retain(|place, held| {
+                let is_released = is_new(place) && held.role.is_header() == is_header;
+                if is_released {
+                    locks.unlock(*place);
+                }
+                !is_released
+            });
+        }
     }
 
     pub(crate) fn engine(&self) -> &'e XfsTransactions {
@@ -286,7 +290,7 @@ impl<'e> XfsTransaction<'e> {
     pub(crate) fn inode(&mut self, ino: Ino) -> Result<&mut XfsChangedInode> {
         if !self.inodes.contains_key(&ino) {
             let engine = self.engine;
-            engine.shared.inode_locks.lock(ino)?;
+            engine.shared.inode_locks.lock(ino, ())?;
             let place = engine.inode_place(ino);
             // The transaction may have made the chunk of the inode itself.
             let own = place.as_ref().ok().filter(|place| {
@@ -330,15 +334,15 @@ impl<'e> XfsTransaction<'e> {
     /// of a transaction that wants a block of this one, so this one gives up.
     fn lock_buffer(&self, at: BasicBlock, role: BufferRole) -> Result<()> {
         let locks = &self.engine.shared.buffer_locks;
+        let holder = BufferHolder::Transaction(role);
         if role.is_header() {
             return locks.lock(at);
         }
-        if locks.lock_within(at, LONGEST_WAIT) {
-            return Ok(());
-        }
-        let problem =
-            format!("block {at} is {role:?}, and another transaction does not release it");
-        Err(Error::corrupt(Structure::BtreeBlock, problem))
+        let is_legal = |holder: &BufferHolder| *holder == BufferHolder::WriteHome;
+        locks.lock_within(at, holder, LONGEST_WAIT, is_legal).map_err(|holder| {
+            let problem = format!("block {at} is {role:?}, and {holder:?} does not release it");
+            Error::corrupt(Structure::BtreeBlock, problem)
+        })
     }
 
     /// Reads a buffer that is locked, unless the transaction has it.
@@ -390,7 +394,11 @@ impl<'e> XfsTransaction<'e> {
 
     fn unlock_all_but(&mut self, kept: &[Ino]) {
         let shared = &self.engine.shared;
-        for place in std::mem::take(&mut self.buffers).into_keys() {
+        // Headers last: a transaction that gets one finds no buffer below it locked.
+        let (headers, others): (Vec<_>, Vec<_>) = std::mem::take(&mut self.buffers)
+            .into_iter()
+            .partition(|(_, held)| held.role.is_header());
+        for (place, _) in others.into_iter().chain(headers) {
             shared.buffer_locks.unlock(place);
         }
         self.inodes.retain(|ino, _| {
