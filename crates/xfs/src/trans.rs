@@ -47,7 +47,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use offshoot_kit::counter::WriteStop;
 use offshoot_vfs::{Error, Result, Structure};
 use offshoot_xfs_format::features::XfsVersionBits;
-use offshoot_xfs_format::geometry::XfsLayout;
 use offshoot_xfs_format::inode::XfsInodeCore;
 use offshoot_xfs_format::superblock::{XfsSuperblock, XfsSuperblockFields};
 use offshoot_xfs_format::{BasicBlock, Ino, U16, XfsGeometry};
@@ -61,7 +60,9 @@ use inode_item::InodePlace;
 pub(crate) use levels::MostTreeLevels;
 pub(crate) use locks::KeyLocks;
 pub(crate) use log_sizes::{DIRECTORY_BLOCKS, HASH_BLOCKS, ReservationSizes};
-pub(crate) use reservation::{LogReservations, QUOTAS, XfsLogReservation, XfsTransactionKind};
+pub(crate) use reservation::{
+    LogReservations, MOST_TARGET_BLOCKS, QUOTAS, XfsLogReservation, XfsTransactionKind,
+};
 pub(crate) use runs::BufferRuns;
 use shared::{EmptiedTables, TransactionShared};
 pub(crate) use transaction::{BusyBlocks, XfsTransaction};
@@ -180,14 +181,7 @@ impl XfsTransactions {
         kind: XfsTransactionKind,
         blocks: u64,
     ) -> Result<XfsTransaction<'_>> {
-        use XfsTransactionKind as Kind;
-        let XfsLogReservation { bytes, count } = self.reservations.get(kind);
-        let of_frees = self.reservations.get(Kind::Truncate).bytes;
-        let has_parents = self.geometry().layout.contains(XfsLayout::PARENTS);
-        let of_parents =
-            if has_parents { self.reservations.get(Kind::ChangeAttribute).bytes } else { 0 };
-        let bytes = bytes.max(of_frees).max(of_parents);
-        self.begin_with(XfsLogReservation { bytes, count }, blocks, SpaceClaim::Files)
+        self.begin_with(self.reservations.chain(kind), blocks, SpaceClaim::Files)
     }
 
     /// The same for one that ends with more free space than it began with: it may take blocks that

@@ -68,6 +68,20 @@ pub(crate) struct XfsTransaction<'e> {
     freed: Vec<(AgNumber, AgExtent)>,
     /// What a file has lost by it, and another place has.
     given_up: Vec<(AgNumber, AgExtent)>,
+    missed: MissedHeaders,
+    /// The blocks that trees of groups may need in later steps.
+    tree_rooms: BTreeMap<AgNumber, u64>,
+    /// What it knows of the order of unlinked inodes, and others do not yet.
+    unlinked: BTreeMap<Ino, Option<Ino>>,
+}
+
+/// Headers of groups that a transaction wanted in the wrong order, and that others had locked.
+#[derive(Debug, Default)]
+struct MissedHeaders {
+    /// In the order in which they are locked.
+    headers: BTreeMap<(u32, u8), (DiskRun, BufferRole)>,
+    /// Whether the transaction has waited for all of them.
+    were_held: bool,
 }
 
 impl<'e> XfsTransaction<'e> {
@@ -88,6 +102,9 @@ impl<'e> XfsTransaction<'e> {
             claim,
             freed: Vec::new(),
             given_up: Vec::new(),
+            missed: MissedHeaders::default(),
+            tree_rooms: BTreeMap::new(),
+            unlinked: BTreeMap::new(),
         }
     }
 
@@ -105,8 +122,29 @@ impl<'e> XfsTransaction<'e> {
             || locks.try_lock(run.at, BufferHolder::Transaction(role));
         if is_locked {
             self.hold_locked(run.into(), role)?;
+        } else if let Some(order) = group_order(role) {
+            self.missed.headers.insert(order, (run, role));
+            self.missed.were_held = false;
         }
         Ok(is_locked)
+    }
+
+    /// Waits for all headers that the transaction has missed since its last commit, in the order in
+    /// which transactions lock them. It has none now. Returns false if it has not missed any since
+    /// it waited last.
+    pub(crate) fn hold_missed(&mut self) -> Result<bool> {
+        if self.missed.headers.is_empty() || self.missed.were_held {
+            return Ok(false);
+        }
+        self.missed.were_held = true;
+        let headers: Vec<_> = self.missed.headers.values().copied().collect();
+        headers.into_iter().try_for_each(|(run, role)| self.hold(run.into(), role))?;
+        Ok(true)
+    }
+
+    /// Whether it has the buffer at a place locked.
+    pub(crate) fn holds(&self, place: BasicBlock) -> bool {
+        self.buffers.contains_key(&place)
     }
 
     /// The places of the buffers that it has locked.
@@ -329,14 +367,15 @@ impl<'e> XfsTransaction<'e> {
         self.hold_locked(runs, role)
     }
 
-    /// Locks a place. What lies below the lock of an inode or of a group is free, or soon, unless
-    /// the volume is damaged and another structure has the place too. That one may be in the hands
-    /// of a transaction that wants a block of this one, so this one gives up.
+    /// Locks a place. What lies below the lock of an inode or of a group is free, or the thread
+    /// that writes home has it, for as long as the device needs. A transaction has it only if the
+    /// volume is damaged and another structure has the place too. That one may want a block of this
+    /// one, so this one gives up after a while.
     fn lock_buffer(&self, at: BasicBlock, role: BufferRole) -> Result<()> {
         let locks = &self.engine.shared.buffer_locks;
         let holder = BufferHolder::Transaction(role);
         if role.is_header() {
-            return locks.lock(at);
+            return locks.lock(at, holder);
         }
         let is_legal = |holder: &BufferHolder| *holder == BufferHolder::WriteHome;
         locks.lock_within(at, holder, LONGEST_WAIT, is_legal).map_err(|holder| {
@@ -424,6 +463,10 @@ fn group_order(role: BufferRole) -> Option<(u32, u8)> {
 impl Drop for XfsTransaction<'_> {
     fn drop(&mut self) {
         self.unlock_all_but(&[]);
-        self.engine.counters.release(self.promised);
+        let counters = &self.engine.counters;
+        counters.release(self.promised);
+        for (ag, blocks) in &self.tree_rooms {
+            counters.release_tree_room(*ag, *blocks);
+        }
     }
 }
