@@ -21,6 +21,7 @@
 //! | `buffer_item`, `runs`, `inode_item`, `made` | what the log carries, and how it goes home |
 //! | `shared`, `locks` | the tables of these, and the locks by place and by number |
 //! | `busy`, `counters` | extents whose change is not durable; the counters of the superblock |
+//! | `unlinked` | which inode is in front of which in the lists of unlinked ones |
 //! | `reservation`, `log_sizes`, `levels` | how much log space each kind takes |
 
 mod buffer_item;
@@ -37,6 +38,7 @@ mod reservation;
 mod runs;
 mod shared;
 mod transaction;
+mod unlinked;
 
 #[cfg(test)]
 mod tests;
@@ -66,6 +68,7 @@ pub(crate) use reservation::{
 pub(crate) use runs::BufferRuns;
 use shared::{EmptiedTables, TransactionShared};
 pub(crate) use transaction::{BusyBlocks, XfsTransaction};
+use unlinked::UnlinkedOrder;
 
 use crate::buffer::{BufferRole, DiskRun, XfsBuffers};
 use crate::log::XfsLog;
@@ -84,6 +87,7 @@ pub(crate) struct XfsTransactions {
     busy: UnsettledExtents,
     /// What a file has lost, and another place has. No data is written to it before.
     given_up: UnsettledExtents,
+    unlinked: UnlinkedOrder,
     /// The fields of the superblock, which change only when it is written.
     superblock: XfsSuperblockFields,
     /// Whether the superblock says that the volume has attributes.
@@ -109,6 +113,7 @@ impl XfsTransactions {
             counters: VolumeCounters::new(space, superblock.geometry.blocks, stop),
             busy: UnsettledExtents::default(),
             given_up: UnsettledExtents::default(),
+            unlinked: UnlinkedOrder::default(),
             superblock: superblock.fields,
             has_attributes: AtomicBool::new(
                 superblock.fields.version_bits().contains(XfsVersionBits::ATTR),

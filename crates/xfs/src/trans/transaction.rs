@@ -295,6 +295,18 @@ impl<'e> XfsTransaction<'e> {
         Ok(())
     }
 
+    /// The inode in front of `ino` in its list of unlinked ones, as far as it is known. The caller
+    /// has the AGI.
+    pub(crate) fn unlinked_before(&self, ino: Ino) -> Option<Ino> {
+        let own = self.unlinked.get(&ino).copied();
+        own.unwrap_or_else(|| self.engine.unlinked.before(ino))
+    }
+
+    /// Says which inode is in front of `ino`; `None` if `ino` is the first one, or in no list.
+    pub(crate) fn note_unlinked_before(&mut self, ino: Ino, before: Option<Ino>) {
+        self.unlinked.insert(ino, before);
+    }
+
     /// The inode that follows `ino` in its list of unlinked ones. Locks the cluster; the caller has
     /// the AGI.
     pub(crate) fn next_unlinked(&mut self, ino: Ino) -> Result<Option<AgIno>> {
@@ -425,6 +437,7 @@ impl<'e> XfsTransaction<'e> {
         self.counts = CountChanges::default();
         self.freed.clear();
         self.given_up.clear();
+        self.unlinked.clear();
         for (ino, inode) in &mut self.inodes {
             *inode = self.engine.load_inode(*ino)?;
         }

@@ -108,6 +108,7 @@ impl XfsTransaction<'_> {
             self.engine.has_attributes.store(true, Ordering::Relaxed);
         }
         self.engine.counters.apply(&std::mem::take(&mut self.counts), &mut self.promised);
+        self.engine.unlinked.apply(std::mem::take(&mut self.unlinked));
         self.freed.clear();
         self.given_up.clear();
         self.missed = MissedHeaders::default();
