@@ -286,7 +286,7 @@ fn crowd(changes: XfsFileChanges<'_>, ino: Ino, random: &mut Random) -> bool {
     errno.is_err()
 }
 
-/// Four threads change files that share blocks, on a full volume of eight groups. In three
+/// Three threads change files that share blocks, on a full volume of eight groups. In three
 /// of these nothing is left but what one chain may need for its trees.
 #[test]
 fn no_chain_fails_on_a_full_volume_of_many_groups() {
@@ -305,7 +305,8 @@ fn no_chain_fails_on_a_full_volume_of_many_groups() {
         .into_iter()
         .flat_map(|ag| drain_but(&engine, ag, 40).into_iter().map(move |one| (ag, one)))
         .collect();
-    let files: Vec<_> = volume.model.files.iter().map(|file| file.ino).collect();
+    // The last one keeps the volume full.
+    let files: Vec<_> = volume.model.files.iter().take(3).map(|file| file.ino).collect();
     let seeds: Vec<_> = files.iter().map(|_| volume.model.random.number()).collect();
     let refused: Vec<_> = thread::scope(|scope| {
         let spawn = |(ino, seed): (&Ino, _)| {
@@ -315,9 +316,8 @@ fn no_chain_fails_on_a_full_volume_of_many_groups() {
         let threads: Vec<_> = files.iter().zip(seeds).map(spawn).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
-    // Both happen, but for the file that has all blocks: what it writes needs none.
-    let in_all: usize = refused.iter().sum();
-    assert!(in_all > 60 && refused.iter().all(|one| *one < 280), "{refused:?} of 300");
+    // Both happen to all of them.
+    assert!(refused.iter().all(|refused| (5..300).contains(refused)), "{refused:?} of 300");
     for some in drained.chunks(4) {
         let mut t = engine.begin_step(Kind::Truncate, 0).unwrap();
         for (ag, extent) in some {
