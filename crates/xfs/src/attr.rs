@@ -2,7 +2,8 @@
 //!
 //! Names have the namespace in front, as system calls have it. Access control lists have the names
 //! and the form of system calls. Parent pointers, and attributes whose change is not complete, are
-//! not shown.
+//! not shown. They may change while they are read: what a call finds is of one moment, as with
+//! directories.
 
 #[cfg_attr(not(test), expect(dead_code, reason = "calls that set attributes are to come"))]
 pub(crate) mod change;
@@ -10,7 +11,7 @@ pub(crate) mod change;
 use std::ops::ControlFlow;
 
 use offshoot_vfs::acl::{ACCESS, DEFAULT};
-use offshoot_vfs::{Errno, Error, Result};
+use offshoot_vfs::{Errno, Error, FileId, Result};
 use offshoot_xfs_format::FileBlock;
 use offshoot_xfs_format::attr::short::ShortXattrs;
 use offshoot_xfs_format::attr::{XattrContent, XattrFlags, XfsXattr, acl as stored_acl};
@@ -19,8 +20,8 @@ use offshoot_xfs_format::remote::RemoteKind;
 
 use crate::buffer::{AttributeView, XfsBuffers, malformed};
 use crate::da::{HashTree, LeafWalk};
-use crate::inode::LoadedInode;
 use crate::inode::fork::{ForkContents, LoadedFork};
+use crate::inode::{LoadedInode, XfsInodes};
 use crate::remote;
 
 /// The namespaces with their prefixes.
@@ -36,21 +37,38 @@ const ACLS: [(&[u8], &[u8]); 2] = [(ACCESS, stored_acl::ACCESS), (DEFAULT, store
 /// Gets the name and the value of an attribute.
 pub(crate) type XattrVisitor<'a> = dyn FnMut(&[u8], &[u8]) -> ControlFlow<()> + 'a;
 
-/// The attributes of a file.
+/// The name and the value that a listing shows.
+type ListedXattr = (Vec<u8>, Vec<u8>);
+
+/// The attributes of a file, which may change while they are read: each call reads what one commit
+/// has left.
 pub(crate) struct FileXattrs<'a> {
+    buffers: &'a XfsBuffers,
+    inodes: &'a XfsInodes,
+    file: FileId,
+}
+
+/// The attributes of a file at one moment.
+struct XattrMoment<'a> {
     buffers: &'a XfsBuffers,
     inode: &'a LoadedInode,
 }
 
 impl<'a> FileXattrs<'a> {
-    pub(crate) fn new(buffers: &'a XfsBuffers, inode: &'a LoadedInode) -> Self {
-        Self { buffers, inode }
+    pub(crate) fn new(buffers: &'a XfsBuffers, inodes: &'a XfsInodes, file: FileId) -> Self {
+        Self { buffers, inodes, file }
+    }
+
+    fn at_one_moment<T>(&self, mut read: impl FnMut(&XattrMoment<'_>) -> Result<T>) -> Result<T> {
+        self.inodes.at_one_moment(self.buffers, self.file, |inode| {
+            read(&XattrMoment { buffers: self.buffers, inode })
+        })
     }
 
     /// The value of the attribute with a name; `ENODATA` when there is none.
     pub(crate) fn get(&self, name: &[u8]) -> Result<Vec<u8>> {
         let refused = |errno| {
-            let (name, file) = (name.escape_ascii(), self.inode.file());
+            let (name, file) = (name.escape_ascii(), self.file);
             Error::posix(errno, format!("xattr `{name}` of {file}"))
         };
         let acl = ACLS.iter().find(|(shown, _)| *shown == name);
@@ -66,10 +84,29 @@ impl<'a> FileXattrs<'a> {
         if stored.is_empty() {
             return Err(refused(Errno::INVAL));
         }
-        let value = self.find(namespace, stored)?.ok_or_else(|| refused(Errno::NODATA))?;
+        let value = self.at_one_moment(|moment| moment.find(namespace, stored))?;
+        let value = value.ok_or_else(|| refused(Errno::NODATA))?;
         if acl.is_some() { shown_acl(&value) } else { Ok(value) }
     }
 
+    /// Calls `visit` with the name and the value of each attribute until it breaks. Those of a leaf
+    /// are of one moment; they have no hash in common with those of the next one.
+    pub(crate) fn list(&self, visit: &mut XattrVisitor<'_>) -> Result<()> {
+        let mut start = Some(0);
+        while let Some(hash) = start {
+            let (listed, next) = self.at_one_moment(|moment| moment.list_from(hash))?;
+            for (name, value) in listed {
+                if visit(&name, &value).is_break() {
+                    return Ok(());
+                }
+            }
+            start = next;
+        }
+        Ok(())
+    }
+}
+
+impl<'a> XattrMoment<'a> {
     fn find(&self, namespace: XattrFlags, name: &[u8]) -> Result<Option<Vec<u8>>> {
         let Some(fork) = &self.inode.attributes else { return Ok(None) };
         if let ForkContents::Local(bytes) = &fork.contents {
@@ -113,30 +150,37 @@ impl<'a> FileXattrs<'a> {
         }
     }
 
-    /// Calls `visit` with the name and the value of each attribute until it breaks.
-    pub(crate) fn list(&self, visit: &mut XattrVisitor<'_>) -> Result<()> {
-        let Some(fork) = &self.inode.attributes else { return Ok(()) };
+    /// The attributes from a hash on that are in one leaf, and in further ones as long as they have
+    /// the last hash of it. Also returns from which hash on there may be more.
+    fn list_from(&self, start: u32) -> Result<(Vec<ListedXattr>, Option<u32>)> {
+        let mut listed = Vec::new();
+        let Some(fork) = &self.inode.attributes else { return Ok((listed, None)) };
         if let ForkContents::Local(bytes) = &fork.contents {
             for xattr in ShortXattrs::view(bytes) {
-                if self.show(fork, &xattr, visit)?.is_break() {
-                    break;
-                }
+                self.show(fork, &xattr, &mut listed)?;
             }
-            return Ok(());
+            return Ok((listed, None));
         }
-        let Some(mut walk) = self.walk(fork, 0)? else { return Ok(()) };
+        let Some(mut walk) = self.walk(fork, start)? else { return Ok((listed, None)) };
+        let mut last = None;
         loop {
             let buffer = walk.leaf.buffer.clone();
             let view = buffer.attributes(self.buffers.geometry())?;
-            let AttributeView::Leaf(leaf) = view else { return Ok(()) };
-            for xattr in leaf.xattrs(0) {
-                if self.show(fork, &xattr, visit)?.is_break() {
-                    return Ok(());
+            let AttributeView::Leaf(leaf) = view else { return Ok((listed, None)) };
+            for (entry, xattr) in leaf.hashes.iter().zip(leaf.xattrs(0)) {
+                let hash = entry.hash.get();
+                if last.is_some_and(|(end, is_full)| is_full && hash > end) {
+                    return Ok((listed, Some(hash)));
+                }
+                if hash >= start {
+                    self.show(fork, &xattr, &mut listed)?;
+                    last = Some((hash, false));
                 }
             }
             if !walk.advance(leaf.info)? {
-                return Ok(());
+                return Ok((listed, None));
             }
+            last = last.map(|(hash, _)| (hash, true));
         }
     }
 
@@ -144,21 +188,22 @@ impl<'a> FileXattrs<'a> {
         &self,
         fork: &LoadedFork,
         xattr: &XfsXattr<'_>,
-        visit: &mut XattrVisitor<'_>,
-    ) -> Result<ControlFlow<()>> {
+        listed: &mut Vec<ListedXattr>,
+    ) -> Result<()> {
         if xattr.flags.contains(XattrFlags::INCOMPLETE) {
-            return Ok(ControlFlow::Continue(()));
+            return Ok(());
         }
         let namespace = xattr.flags.namespace();
         let Some((prefix, _)) = NAMESPACES.iter().find(|(_, flags)| *flags == namespace) else {
-            return Ok(ControlFlow::Continue(()));
+            return Ok(());
         };
         let value = self.value(fork, xattr)?;
         let acl = ACLS.iter().find(|(_, stored)| xattr.is(XattrFlags::TRUSTED, stored));
-        Ok(match acl {
-            Some((shown, _)) => visit(shown, &shown_acl(&value)?),
-            None => visit(&[prefix, xattr.name].concat(), &value),
-        })
+        listed.push(match acl {
+            Some((shown, _)) => (shown.to_vec(), shown_acl(&value)?),
+            None => ([prefix, xattr.name].concat(), value),
+        });
+        Ok(())
     }
 }
 

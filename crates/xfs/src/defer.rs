@@ -23,7 +23,6 @@ mod work;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
-use std::time::Duration;
 
 use offshoot_kit::sync::Mutex;
 use offshoot_vfs::{Errno, Result};
@@ -240,29 +239,34 @@ impl<'a> DeferredChain<'a> {
     }
 }
 
-/// How often a step begins again that met a locked group, and how long it waits then at most. In
-/// all that is about three seconds.
-const MOST_TRIES: u32 = 100;
-const LONGEST_PAUSE: Duration = Duration::from_millis(32);
-
 /// Does a step. When it has a group and needs a lower one that another transaction has locked, it
-/// is undone, so that it has none, and begins again: what a chain did before is committed, so the
-/// caller cannot begin again. The inodes `kept` stay locked. What the transaction has of intents
-/// stays.
+/// is undone, so that it has none, waits for all groups that it has missed, the lowest one first,
+/// and begins again with these: what a chain did before is committed, so the caller cannot begin
+/// again. Each time it misses at least one group more, so this ends:
+///
+/// ```text
+/// has 5, wants 2, which is locked     undone, waits for 2
+/// has 2 and 5, wants 1                undone, waits for 1, then for 2
+/// ```
+///
+/// The inodes `kept` stay locked. What the transaction has of intents stays.
 fn again_while_locked<T>(
     transaction: &mut XfsTransaction<'_>,
     kept: &[Ino],
     mut step: impl FnMut(&mut XfsTransaction<'_>) -> Result<T>,
 ) -> Result<T> {
     let items = transaction.item_count();
-    for tries in 0..MOST_TRIES {
+    loop {
         match step(transaction) {
-            Err(error) if error.errno() == Errno::AGAIN => transaction.undo(kept, items)?,
+            Err(error) if error.errno() == Errno::AGAIN => {
+                transaction.undo(kept, items)?;
+                if !transaction.hold_missed()? {
+                    return Err(error);
+                }
+            }
             outcome => return outcome,
         }
-        std::thread::sleep(LONGEST_PAUSE.min(Duration::from_millis(1 << tries.min(10))));
     }
-    step(transaction)
 }
 
 /// Changes an attribute in the transaction and further ones, and commits them. The inode stays
@@ -298,8 +302,10 @@ pub(crate) fn change_xattr(
             has_reserve = true;
             transaction.promise_of_reserve(2 * transaction.engine().most_levels().attributes);
         }
-        let next =
-            again_while_locked(&mut transaction, &kept, |transaction| change.step(transaction));
+        let next = again_while_locked(&mut transaction, &kept, |transaction| {
+            let step = change.step(transaction)?;
+            if has_reserve { transaction.require_promised().map(|()| step) } else { Ok(step) }
+        });
         step = match next {
             Ok(step) => step,
             Err(error) => {

@@ -11,8 +11,10 @@
 //!
 //! A reader takes no lock, and a commit changes several blocks. So a reader reads what it needs at
 //! one *moment*, between two commits of the directory, and again if one came between: an entry that
-//! is renamed has one of its names, never none or both. A listing has a moment for each block with
-//! entries: it shows each entry that stays, and may miss one that moves, as any listing may.
+//! is renamed has one of its names, never none or both. When commits come one after the other it
+//! makes them wait after a few tries ([`XfsInodes::at_one_moment`]). A listing has a moment for
+//! each block with entries: it shows each entry that stays, and may miss one that moves, as any
+//! listing may.
 
 #[cfg_attr(not(test), expect(dead_code, reason = "calls that change names are to come"))]
 pub(crate) mod change;
@@ -20,7 +22,6 @@ mod children;
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::thread;
 
 use offshoot_vfs::{
     DirEntry, Errno, Error, FileType, Malformed, NAME_MAX, Result, Structure, missing,
@@ -36,9 +37,6 @@ use crate::da::HashTree;
 use crate::inode::fork::ForkContents;
 use crate::inode::{LoadedInode, XfsInodes, file_id};
 pub(crate) use children::DirectoryChildren;
-
-/// How often a reader begins again because commits change what it reads.
-const MOST_TRIES: usize = 100_000;
 
 /// A directory that is read.
 pub(crate) struct XfsDirectory<'a> {
@@ -60,28 +58,14 @@ impl<'a> XfsDirectory<'a> {
 
     /// What `read` finds in the directory as one commit has left it. It is called again when
     /// another commit of the directory came between, whatever it found.
-    ///
-    /// # Errors
-    /// `EAGAIN` when commits come one after the other without an end.
     fn at_one_moment<T>(
         &self,
         mut read: impl FnMut(&DirectoryMoment<'_>) -> Result<T>,
     ) -> Result<T> {
-        for _ in 0..MOST_TRIES {
-            if let Some(moment) = self.buffers.moment(self.ino) {
-                let inode = self.inodes.get(self.buffers, file_id(self.ino));
-                let found = inode.and_then(|inode| {
-                    inode.require_directory()?;
-                    read(&DirectoryMoment::new(self.buffers, &inode))
-                });
-                if self.buffers.is_moment(self.ino, moment) {
-                    return found;
-                }
-            }
-            thread::yield_now();
-        }
-        let what = format!("directory {} never stays the same", file_id(self.ino));
-        Err(Error::posix(Errno::AGAIN, what))
+        self.inodes.at_one_moment(self.buffers, file_id(self.ino), |inode| {
+            inode.require_directory()?;
+            read(&DirectoryMoment::new(self.buffers, inode))
+        })
     }
 
     /// The inode that a name other than `.` and `..` leads to.

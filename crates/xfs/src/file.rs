@@ -31,7 +31,8 @@
 //!
 //! Each operation takes steps. A step is one transaction and the deferred work that follows from
 //! it, and leaves the volume right. Between steps the inode is not locked, so the caller keeps
-//! other changes of the file away; to be the source of a clone is one. An operation that fails in
+//! other changes of the file away; to be the source of a clone is one, and `commit_write` finds out
+//! when data went in place meanwhile. An operation that fails in
 //! the middle has done a part of its range: the front, or for a hole and a truncation the end. A
 //! step that needs blocks finds out that there are none before it changes anything. Truncations,
 //! holes, and commits of what was written work on a full volume, with blocks of its reserve.

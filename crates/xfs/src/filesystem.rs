@@ -147,6 +147,19 @@ impl XfsVolume {
             .map_err(of(file))
     }
 
+    /// The same with the data that one commit of the file has left. `read` may be called again.
+    fn in_data_at_one_moment<T>(
+        &self,
+        file: FileId,
+        mut read: impl FnMut(&FileContent<'_>) -> Result<T>,
+    ) -> Result<T> {
+        let buffers = &self.volume.buffers;
+        let found = self.inodes.at_one_moment(buffers, file, |inode| {
+            FileContent::new(buffers, inode).and_then(|content| read(&content))
+        });
+        found.map_err(of(file))
+    }
+
     fn free_blocks(&self) -> Result<u64> {
         let fields = &self.volume.superblock.fields;
         if self.volume.are_counters_right {
@@ -257,11 +270,14 @@ impl FileSystem for XfsVolume {
     }
 
     fn read_link(&self, file: FileId) -> Result<Vec<u8>> {
-        symlink::target(&self.volume.buffers, &*self.inode(file)?).map_err(of(file))
+        let buffers = &self.volume.buffers;
+        let target =
+            self.inodes.at_one_moment(buffers, file, |inode| symlink::target(buffers, inode));
+        target.map_err(of(file))
     }
 
     fn xattr(&self, file: FileId, name: &[u8]) -> Result<Vec<u8>> {
-        FileXattrs::new(&self.volume.buffers, &*self.inode(file)?).get(name).map_err(of(file))
+        FileXattrs::new(&self.volume.buffers, &self.inodes, file).get(name).map_err(of(file))
     }
 
     fn xattrs(
@@ -269,11 +285,11 @@ impl FileSystem for XfsVolume {
         file: FileId,
         visit: &mut dyn FnMut(&[u8], &[u8]) -> ControlFlow<()>,
     ) -> Result<()> {
-        FileXattrs::new(&self.volume.buffers, &*self.inode(file)?).list(visit).map_err(of(file))
+        FileXattrs::new(&self.volume.buffers, &self.inodes, file).list(visit).map_err(of(file))
     }
 
     fn read(&self, file: FileId, offset: u64, buf: &mut [u8]) -> Result<usize> {
-        self.in_data(file, |content| content.read(&self.read_ahead.0, offset, buf))
+        self.in_data_at_one_moment(file, |content| content.read(&self.read_ahead.0, offset, buf))
     }
 
     fn read_data(
@@ -286,7 +302,7 @@ impl FileSystem for XfsVolume {
     }
 
     fn next_data(&self, file: FileId, offset: u64) -> Result<Option<Range<u64>>> {
-        self.in_data(file, |content| content.next_data(offset))
+        self.in_data_at_one_moment(file, |content| content.next_data(offset))
     }
 
     fn prefetch(&self, files: &[FileId]) {

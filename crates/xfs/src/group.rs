@@ -44,6 +44,8 @@ use offshoot_xfs_format::{AgBlock, AgIno, AgNumber, BasicBlock};
 pub(crate) use allocate::ExtentWish;
 #[cfg(test)]
 pub(crate) use allocate::KeptBlocks;
+#[cfg(test)]
+pub(crate) use chunks::make_chunk;
 pub(crate) use reverse::ReverseOwner;
 pub(crate) use spread::{allocate_anywhere, allocate_first, hold_room_anywhere};
 #[cfg_attr(
@@ -52,7 +54,7 @@ pub(crate) use spread::{allocate_anywhere, allocate_first, hold_room_anywhere};
 )]
 pub(crate) use {
     allocate::allocate,
-    chunks::make_chunk,
+    chunks::{ChunkOutcome, make_chunk_now},
     free::{FreedFrom, free_extent},
     held_back::{
         HeldBack, free_inode_trees, held_back, held_back_of_all, require_room_to_share,

@@ -9,6 +9,7 @@ pub(crate) mod exchange;
 pub(crate) mod fork;
 
 use std::sync::Arc;
+use std::thread;
 
 use offshoot_vfs::{
     Attr, Errno, Error, FileFlags, FileId, FileType, Malformed, Result, Structure, Timestamp,
@@ -60,6 +61,9 @@ impl Weighter<Ino, KeptInode> for InodeWeight {
     }
 }
 
+/// How often a reader begins again because commits change what it reads, before it makes them wait.
+const FREE_TRIES: usize = 8;
+
 /// The inodes of a volume.
 #[derive(Debug)]
 pub(crate) struct XfsInodes {
@@ -94,6 +98,28 @@ impl XfsInodes {
         let newest = fresh().inspect_err(|_| drop(self.cache.remove(&ino)))?;
         self.cache.insert(ino, newest.clone());
         Ok(newest.1)
+    }
+
+    /// What `read` finds in an inode and its blocks as one commit has left them. It is called again
+    /// when another commit of the inode came between, whatever it found.
+    pub(crate) fn at_one_moment<T>(
+        &self,
+        buffers: &XfsBuffers,
+        file: FileId,
+        mut read: impl FnMut(&LoadedInode) -> Result<T>,
+    ) -> Result<T> {
+        let ino = Ino(file.ino);
+        for _ in 0..FREE_TRIES {
+            if let Some(moment) = buffers.moment(ino) {
+                let found = self.get(buffers, file).and_then(|inode| read(&inode));
+                if buffers.is_moment(ino, moment) {
+                    return found;
+                }
+            }
+            thread::yield_now();
+        }
+        let _still = buffers.hold_still(ino);
+        self.get(buffers, file).and_then(|inode| read(&inode))
     }
 }
 

@@ -21,6 +21,7 @@
 //! | `buffer_item`, `runs`, `inode_item`, `made` | what the log carries, and how it goes home |
 //! | `shared`, `locks` | the tables of these, and the locks by place and by number |
 //! | `busy`, `counters` | extents whose change is not durable; the counters of the superblock |
+//! | `unlinked` | which inode is in front of which in the lists of unlinked ones |
 //! | `reservation`, `log_sizes`, `levels` | how much log space each kind takes |
 
 mod buffer_item;
@@ -37,6 +38,7 @@ mod reservation;
 mod runs;
 mod shared;
 mod transaction;
+mod unlinked;
 
 #[cfg(test)]
 mod tests;
@@ -47,7 +49,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use offshoot_kit::counter::WriteStop;
 use offshoot_vfs::{Error, Result, Structure};
 use offshoot_xfs_format::features::XfsVersionBits;
-use offshoot_xfs_format::geometry::XfsLayout;
 use offshoot_xfs_format::inode::XfsInodeCore;
 use offshoot_xfs_format::superblock::{XfsSuperblock, XfsSuperblockFields};
 use offshoot_xfs_format::{BasicBlock, Ino, U16, XfsGeometry};
@@ -61,10 +62,13 @@ use inode_item::InodePlace;
 pub(crate) use levels::MostTreeLevels;
 pub(crate) use locks::KeyLocks;
 pub(crate) use log_sizes::{DIRECTORY_BLOCKS, HASH_BLOCKS, ReservationSizes};
-pub(crate) use reservation::{LogReservations, QUOTAS, XfsLogReservation, XfsTransactionKind};
+pub(crate) use reservation::{
+    LogReservations, MOST_TARGET_BLOCKS, QUOTAS, XfsLogReservation, XfsTransactionKind,
+};
 pub(crate) use runs::BufferRuns;
 use shared::{EmptiedTables, TransactionShared};
 pub(crate) use transaction::{BusyBlocks, XfsTransaction};
+use unlinked::UnlinkedOrder;
 
 use crate::buffer::{BufferRole, DiskRun, XfsBuffers};
 use crate::log::XfsLog;
@@ -83,6 +87,7 @@ pub(crate) struct XfsTransactions {
     busy: UnsettledExtents,
     /// What a file has lost, and another place has. No data is written to it before.
     given_up: UnsettledExtents,
+    unlinked: UnlinkedOrder,
     /// The fields of the superblock, which change only when it is written.
     superblock: XfsSuperblockFields,
     /// Whether the superblock says that the volume has attributes.
@@ -108,6 +113,7 @@ impl XfsTransactions {
             counters: VolumeCounters::new(space, superblock.geometry.blocks, stop),
             busy: UnsettledExtents::default(),
             given_up: UnsettledExtents::default(),
+            unlinked: UnlinkedOrder::default(),
             superblock: superblock.fields,
             has_attributes: AtomicBool::new(
                 superblock.fields.version_bits().contains(XfsVersionBits::ATTR),
@@ -180,14 +186,7 @@ impl XfsTransactions {
         kind: XfsTransactionKind,
         blocks: u64,
     ) -> Result<XfsTransaction<'_>> {
-        use XfsTransactionKind as Kind;
-        let XfsLogReservation { bytes, count } = self.reservations.get(kind);
-        let of_frees = self.reservations.get(Kind::Truncate).bytes;
-        let has_parents = self.geometry().layout.contains(XfsLayout::PARENTS);
-        let of_parents =
-            if has_parents { self.reservations.get(Kind::ChangeAttribute).bytes } else { 0 };
-        let bytes = bytes.max(of_frees).max(of_parents);
-        self.begin_with(XfsLogReservation { bytes, count }, blocks, SpaceClaim::Files)
+        self.begin_with(self.reservations.chain(kind), blocks, SpaceClaim::Files)
     }
 
     /// The same for one that ends with more free space than it began with: it may take blocks that

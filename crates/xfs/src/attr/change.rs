@@ -47,6 +47,10 @@ use tree::{FoundValue, FoundXattr, FoundXattrs};
 /// The extents that a step takes from a fork.
 const MOST_UNMAPPED: usize = 2;
 
+/// The steps that are proved at most. The change of a parent pointer has two, and more only to free
+/// values that a crash has left.
+const MOST_PROVED_STEPS: usize = 16;
+
 /// An attribute.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct OwnedXattr {
@@ -282,6 +286,25 @@ impl XattrChange {
             (self.blocks, self.is_written, self.is_in_force) = progress;
             error.in_file_if_unnamed(file_id(self.ino))
         })
+    }
+
+    /// Proves that the change can be made, with the blocks that are promised to the transaction:
+    /// makes its steps in it, and undoes them. It has changed nothing yet, and keeps the locks of
+    /// these inodes. What the inode itself holds is proved by reading it.
+    pub(crate) fn prove(&self, t: &mut XfsTransaction<'_>, kept: &[Ino]) -> Result<()> {
+        if let Some(bytes) = ChangedXattrs::new(t, self.ino).short()? {
+            ShortXattrs::parse(&bytes).map_err(malformed)?;
+            return Ok(());
+        }
+        let mut trial = self.clone();
+        for _ in 0..MOST_PROVED_STEPS {
+            if trial.step(t)?.is_done {
+                break;
+            }
+        }
+        t.require_promised()?;
+        t.prove_changes()?;
+        t.undo(kept, 0)
     }
 
     fn try_step(&mut self, t: &mut XfsTransaction<'_>) -> Result<ForkStep> {

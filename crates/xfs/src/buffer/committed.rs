@@ -21,12 +21,14 @@
 //! reader   moment 7                                          is it over? yes: reads again
 //! commit             begins 8    publishes    counts to 8
 //! ```
+//!
+//! A reader whose moments are over each time closes the *gate* of the slot, and commits wait.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-use offshoot_kit::sync::Mutex;
 use offshoot_kit::sync::atomic::{AtomicU64, Ordering};
+use offshoot_kit::sync::{Mutex, MutexGuard};
 use offshoot_xfs_format::Ino;
 
 use super::XfsBuffers;
@@ -42,6 +44,8 @@ struct InodeSlot {
     /// How often one of them was committed.
     commits: AtomicU64,
     by_number: Mutex<HashMap<Ino, Arc<[u8]>>>,
+    /// Held while a commit publishes one of them, or a reader keeps them as they are.
+    gate: Mutex<()>,
 }
 
 /// The newest bytes of each inode where its cluster has older ones.
@@ -66,6 +70,21 @@ impl XfsBuffers {
         if let Some(slot) = self.committed.slot(ino) {
             slot.by_number.lock().insert(ino, bytes);
         }
+    }
+
+    /// Waits for readers that keep these inodes as they are. A commit calls it before it publishes
+    /// them, and keeps what it gets until it has done so.
+    pub(crate) fn gates(&self, inodes: impl Iterator<Item = Ino>) -> Vec<MutexGuard<'_, ()>> {
+        // Two commits take them in the same order.
+        let slots: BTreeSet<_> = inodes.map(|ino| ino.0 % SLOTS).collect();
+        let slots = slots.into_iter().filter_map(|slot| self.committed.slot(Ino(slot)));
+        slots.map(|slot| slot.gate.lock()).collect()
+    }
+
+    /// Keeps an inode and its blocks as they are, for a reader that has found no moment of it: no
+    /// commit publishes them before the reader drops this. The reader takes no other lock.
+    pub(crate) fn hold_still(&self, ino: Ino) -> Option<MutexGuard<'_, ()>> {
+        self.committed.slot(ino).map(|slot| slot.gate.lock())
     }
 
     /// Says that a commit publishes an inode and blocks of it from now on.

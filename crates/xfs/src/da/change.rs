@@ -30,7 +30,7 @@ use crate::buffer::{BufferRole, DiskRun, malformed};
 use crate::group::{ExtentWish, ReverseOwner, allocate_anywhere, hold_room_anywhere};
 use crate::inode::change::{
     ForkStep, HoleWish, end, first_hole, map_extent, mapped, previous_mapped, unmap_extents,
-    unmapping_needs_block,
+    unmapping_cuts_extent, unmapping_needs_block,
 };
 use crate::trans::{BufferRuns, ForkName, XfsChangedInode, XfsTransaction};
 pub(crate) use tree::HashPath;
@@ -321,19 +321,35 @@ impl<'t, 'e> ChangedHashFork<'t, 'e> {
         at.0..at.0 + u64::from(self.unit())
     }
 
-    /// Whether the block at `at` of a directory can be given up. On a full volume it cannot if its
-    /// extent is cut in two and the tree of the extents needs a block for that. Then it stays, as
-    /// for the kernel, and the name goes even so.
-    pub(crate) fn may_free(&mut self, at: FileBlock) -> Result<bool> {
-        let range = self.range(at);
-        if !self.is_directory || !unmapping_needs_block(self.t, self.ino, self.name(), range)? {
+    /// Whether the blocks at these places of a directory can be given up. On a full volume they
+    /// cannot if an extent is cut in two and the tree of the extents needs a block for that. Then
+    /// they stay, as for the kernel, and the name goes even so.
+    ///
+    /// The blocks of attributes never stay: a leaf without attributes is damage for the kernel's
+    /// tools. A change that finds no block for them fails, and has its promise of one.
+    pub(crate) fn may_free(&mut self, blocks: &[FileBlock]) -> Result<bool> {
+        if !self.is_directory {
+            return Ok(true);
+        }
+        let (mut cut, fork) = (0, self.name());
+        for &at in blocks {
+            let range = self.range(at);
+            // A list with room for one more extent has none for the next block.
+            let needs_block = if blocks.len() == 1 {
+                unmapping_needs_block(self.t, self.ino, fork, range)?
+            } else {
+                unmapping_cuts_extent(self.t, self.ino, fork, range)?
+            };
+            cut += u64::from(needs_block);
+        }
+        if cut == 0 {
             return Ok(true);
         }
         // A leaf and each level above it may become two blocks.
-        let blocks = self.t.engine().most_levels().data + 2;
+        let needed = cut * (self.t.engine().most_levels().data + 2);
         let group = self.geometry().locate(self.ino).map(|(ag, _, _)| ag);
-        match self.t.promise(blocks) {
-            Ok(()) => hold_room_anywhere(self.t, group, blocks),
+        match self.t.promise(needed) {
+            Ok(()) => hold_room_anywhere(self.t, group, needed),
             Err(error) if error.errno() == Errno::NOSPC => Ok(false),
             Err(error) => Err(error),
         }

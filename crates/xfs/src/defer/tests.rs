@@ -145,6 +145,36 @@ fn a_step_that_meets_a_locked_group_begins_again() {
     assert_closes_clean(&disk, engine, &[]);
 }
 
+/// As long as another transaction has the group, and not for a number of tries: what the chain did
+/// before is committed, and an error would end all writing.
+#[test]
+fn a_step_waits_for_a_locked_group_however_long() {
+    let Some((_disk, engine)) = volume(1 << 10, "") else { return };
+    let engine = &engine;
+    let hold = |t: &mut XfsTransaction<'_>, ag| group::first_unlinked(t, AgNumber(ag), 0);
+    let is_held = Barrier::new(3);
+    thread::scope(|scope| {
+        for (ag, millis) in [(0, 4000), (1, 300)] {
+            let is_held = &is_held;
+            scope.spawn(move || {
+                let mut t = engine.begin(Kind::ChangeTimes, 0).unwrap();
+                hold(&mut t, ag).unwrap();
+                is_held.wait();
+                thread::sleep(Duration::from_millis(millis));
+            });
+        }
+        is_held.wait();
+        let mut t = engine.begin(Kind::ChangeTimes, 0).unwrap();
+        let mut tries = 0;
+        again_while_locked(&mut t, &[], |t| {
+            tries += 1;
+            [2, 1, 0].into_iter().try_for_each(|ag| hold(t, ag).map(drop))
+        })
+        .unwrap();
+        assert_eq!(tries, 3, "each time one more group");
+    });
+}
+
 /// What a step has taken is not free any more, and leaves the promise: it counts once.
 #[test]
 fn what_a_chain_has_taken_is_promised_no_longer() {

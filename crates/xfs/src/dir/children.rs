@@ -16,6 +16,13 @@ use crate::inode::file_id;
 /// The entries of a directory that lead to directories, or may do so: inode and cookie, ascending.
 type ChildTable = Arc<[(Ino, u64)]>;
 
+/// The table of a directory, with the commits of the directory that were counted before it was
+/// made; `None` if it would be too large: then the directory is searched each time.
+type KeptTable = (u64, Option<ChildTable>);
+
+/// How often a name is looked for again because the directory changes meanwhile.
+const MOST_TRIES: usize = 100;
+
 /// The tables that the cache expects. So few are in one shard, which takes a table of any size up
 /// to half of the budget.
 const TABLES: usize = 32;
@@ -24,8 +31,8 @@ const TABLES: usize = 32;
 #[derive(Clone)]
 struct ChildTableWeight;
 
-impl Weighter<Ino, Option<ChildTable>> for ChildTableWeight {
-    fn weight(&self, _: &Ino, table: &Option<ChildTable>) -> u64 {
+impl Weighter<Ino, KeptTable> for ChildTableWeight {
+    fn weight(&self, _: &Ino, (_, table): &KeptTable) -> u64 {
         (64 + table.as_ref().map_or(0, |table| size_of_val(&**table))) as u64
     }
 }
@@ -33,8 +40,7 @@ impl Weighter<Ino, Option<ChildTable>> for ChildTableWeight {
 /// The tables of the directories that were asked for last.
 #[derive(Debug)]
 pub(crate) struct DirectoryChildren {
-    /// `None` for a directory whose table would be too large: it is searched each time.
-    cache: Cache<Ino, Option<ChildTable>, ChildTableWeight>,
+    cache: Cache<Ino, KeptTable, ChildTableWeight>,
     /// The most entries of a table.
     most: usize,
 }
@@ -51,21 +57,46 @@ impl DirectoryChildren {
 
     /// The name of the only entry of `above` that leads to the directory `child`.
     pub(crate) fn name_of(&self, above: &XfsDirectory<'_>, child: Ino) -> Result<Vec<u8>> {
-        let ino = above.ino;
-        let found = match self.cache.get_or_insert_with(&ino, || table(above, self.most))? {
-            Some(table) => {
-                let start = table.partition_point(|(ino, _)| *ino < child);
-                let of_child = table[start..].iter().take_while(|(ino, _)| *ino == child);
-                of_child.take(2).map(|(_, cookie)| *cookie).collect()
+        let (ino, mut found) = (above.ino, Vec::new());
+        for _ in 0..MOST_TRIES {
+            let (commits, table) = self.table_of(above)?;
+            found = match table {
+                Some(table) => {
+                    let start = table.partition_point(|(ino, _)| *ino < child);
+                    let of_child = table[start..].iter().take_while(|(ino, _)| *ino == child);
+                    of_child.take(2).map(|(_, cookie)| *cookie).collect()
+                }
+                None => search(above, child)?,
+            };
+            if let [cookie] = found[..]
+                && let Some(name) = above.name_at(cookie)?
+                && above.lookup(&name).is_ok_and(|found| found == child)
+            {
+                return Ok(name);
             }
-            None => search(above, child)?,
+            if commits == above.buffers.inode_commits(ino) {
+                break;
+            }
+        }
+        let number = if found.is_empty() { "no name" } else { "several names" };
+        let problem = format!("{}, which is above it, has {number} for it", file_id(ino));
+        Err(Error::corrupt(Structure::Directory, problem).in_file(file_id(child)))
+    }
+
+    /// The table of a directory as it is now, or was after the last commit before this call.
+    fn table_of(&self, directory: &XfsDirectory<'_>) -> Result<KeptTable> {
+        let ino = directory.ino;
+        let fresh = || {
+            let commits = directory.buffers.inode_commits(ino);
+            Ok::<_, Error>((commits, table(directory, self.most)?))
         };
-        let name = if let [cookie] = found[..] { above.name_at(cookie)? } else { None };
-        name.ok_or_else(|| {
-            let number = if found.is_empty() { "no name" } else { "several names" };
-            let problem = format!("{}, which is above it, has {number} for it", file_id(ino));
-            Error::corrupt(Structure::Directory, problem).in_file(file_id(child))
-        })
+        let kept = self.cache.get_or_insert_with(&ino, fresh)?;
+        if kept.0 == directory.buffers.inode_commits(ino) {
+            return Ok(kept);
+        }
+        let newest = fresh()?;
+        self.cache.insert(ino, newest.clone());
+        Ok(newest)
     }
 }
 

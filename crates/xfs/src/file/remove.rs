@@ -17,7 +17,7 @@ use offshoot_xfs_format::inode::XfsInodeFlags2;
 use offshoot_xfs_format::record::{MOST_FILE_BLOCKS, XfsExtent};
 use offshoot_xfs_format::{BasicBlock, FileBlock, FsBlock, Ino};
 
-use super::write::{SpaceFor, require_room_to_unmap, shared_range};
+use super::write::{SpaceFor, require_room_to_map, require_room_to_unmap, shared_range};
 use super::{
     FORK, MOST_BYTES, MOST_PASSED_OVER, XfsFileChanges, require_extents, require_file, retry,
 };
@@ -66,6 +66,7 @@ impl XfsFileChanges<'_> {
             t.inode(ino)?.core_mut().size = size.into();
         }
         let step = unmap_extents(&mut t, ino, FORK, blocks, MOST_UNMAPPED)?;
+        require_room_to_unmap(&mut t, ino, &step.extents)?;
         let work = DeferredWork::unmapped(&mut t, (ino, FORK), &step)?;
         let inode = t.inode(ino)?;
         // A file without blocks shares none.
@@ -100,7 +101,10 @@ impl XfsFileChanges<'_> {
         require_extents(&mut t, ino, 1)?;
         t.promise_of_reserve(self.tree_blocks());
         let step = unmap_extents(&mut t, ino, FORK, blocks, MOST_UNMAPPED)?;
+        t.require_promised()?;
         require_room_to_unmap(&mut t, ino, &step.extents)?;
+        // Each may be cut in two.
+        step.extents.iter().try_for_each(|old| require_room_to_map(&mut t, ino, old))?;
         let work = DeferredWork::unmapped(&mut t, (ino, FORK), &step)?;
         self.finish(t, work, &[ino])?;
         Ok(step.is_done)

@@ -11,7 +11,7 @@ use offshoot_xfs_format::log::items::{XfsCountExtent, XfsCountOp};
 use offshoot_xfs_format::record::XfsExtent;
 use offshoot_xfs_format::{FileBlock, Ino};
 
-use super::write::{in_group, map_in_place, require_room_to_unmap};
+use super::write::{in_group, map_in_place, require_room_to_map, require_room_to_unmap};
 use super::{
     FORK, MOST_PASSED_OVER, XfsFileChanges, raise_size, require_extents, require_file, retry,
 };
@@ -149,6 +149,8 @@ impl XfsFileChanges<'_> {
         require_extents(t, ino, 1)?;
         t.promise_of_reserve(self.tree_blocks());
         let step = unmap_extents(t, ino, FORK, at.0..at.0 + blocks, MOST_UNMAPPED)?;
+        t.require_promised()?;
+        step.extents.iter().try_for_each(|old| require_room_to_map(t, ino, old))?;
         require_room_to_unmap(t, ino, &step.extents)?;
         DeferredWork::unmapped(t, (ino, FORK), &step)
     }

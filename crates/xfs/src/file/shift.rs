@@ -17,6 +17,7 @@ use offshoot_xfs_format::log::items::XfsReverseOp;
 use offshoot_xfs_format::record::{MOST_FILE_BLOCKS, XfsExtent};
 use offshoot_xfs_format::{FileBlock, Ino};
 
+use super::write::require_room_to_map;
 use super::{FORK, MOST_BYTES, XfsFileChanges, require_extents, retry};
 use crate::defer::DeferredWork;
 use crate::inode::change::{end, move_extent, next_mapped, previous_mapped, split_extent};
@@ -107,7 +108,9 @@ impl XfsFileChanges<'_> {
         old: &XfsExtent,
         to: FileBlock,
     ) -> Result<()> {
+        require_room_to_map(&mut t, ino, old)?;
         let tree_blocks = move_extent(&mut t, ino, FORK, old, to)?;
+        t.require_promised()?;
         t.give_up((old.start, old.count));
         let of = (ino, FORK);
         let mut work: Vec<_> = DeferredWork::of_tree_blocks(ino, FORK, &tree_blocks).collect();

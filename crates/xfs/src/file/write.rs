@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use offshoot_vfs::{Error, Result, Structure};
+use offshoot_vfs::{Errno, Error, Result, Structure};
+use offshoot_xfs_format::geometry::XfsLayout;
 use offshoot_xfs_format::inode::XfsInodeFlags2;
 use offshoot_xfs_format::log::items::{XfsCountExtent, XfsCountOp, XfsReverseOp};
 use offshoot_xfs_format::record::{XfsExtent, XfsOwner};
@@ -148,13 +149,13 @@ impl XfsFileChanges<'_> {
         old: &XfsExtent,
         space: SpaceFor,
     ) -> Result<XfsWritePlace> {
-        match space {
-            SpaceFor::Data => t.promise(old.count.into())?,
-            SpaceFor::Removal => t.promise_of_reserve(old.count.into()),
-        }
+        let most = match space {
+            SpaceFor::Data => t.promise(old.count.into()).map(|()| old.count)?,
+            SpaceFor::Removal => granted_of_reserve(&mut t, ino, old.count)?,
+        };
         let near = t.geometry().split(old.start);
         let owner = ReverseOwner::special(XfsOwner::Staging);
-        let found = self.find_blocks(&mut t, ino, old.count, (near, false), owner)?;
+        let found = self.find_blocks(&mut t, ino, most, (near, false), owner)?;
         let work = DeferredWork::Count(XfsCountExtent::new(XfsCountOp::Stage, found));
         self.finish(t, vec![work], &[ino])?;
         let (start, count) = found;
@@ -198,7 +199,7 @@ impl XfsFileChanges<'_> {
             // Nothing of a larger size is visible before all of its data is.
             let size = size.filter(|_| left.len() == 1);
             let (done, is_set) = match place.kind {
-                XfsWriteKind::InPlace => (place.count, false),
+                XfsWriteKind::InPlace => (self.prove_in_place(ino, &place)?, false),
                 XfsWriteKind::Unwritten => retry(|| self.make_written(ino, &place, size))?,
                 XfsWriteKind::Staged => retry(|| self.remap_step(ino, &place, size))?,
             };
@@ -214,6 +215,23 @@ impl XfsFileChanges<'_> {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Proves that the file has the blocks of a place alone, as when it was prepared: the caller
+    /// keeps clones of the file away, and what was written shows in one that was made even so.
+    /// Returns how many blocks the place has.
+    ///
+    /// # Errors
+    /// `EIO` when they are shared.
+    fn prove_in_place(&self, ino: Ino, place: &XfsWritePlace) -> Result<u32> {
+        let mut t = self.begin(Kind::ChangeTimes, ino)?;
+        let (offset, start, count) = (place.at, place.start, place.count);
+        let extent = XfsExtent { offset, start, count, is_unwritten: false };
+        if shared_range(&mut t, ino, &extent)?.is_none() {
+            return Ok(count);
+        }
+        let what = format!("{place:?} of inode {ino}, which was cloned since it was prepared");
+        Err(Error::posix(Errno::IO, what))
     }
 
     /// Gives the staged blocks of places back, as many as it can. Others stay as they are.
@@ -263,10 +281,12 @@ impl XfsFileChanges<'_> {
         old: &XfsExtent,
     ) -> Result<Vec<DeferredWork>> {
         require_extents(t, ino, 2)?;
+        require_room_to_map(t, ino, old)?;
         // The data is written already.
         t.promise_of_reserve(self.tree_blocks());
         let new = XfsExtent { is_unwritten: !old.is_unwritten, ..*old };
         let (_, tree_blocks) = replace_part(t, ino, FORK, &new)?;
+        t.require_promised()?;
         let mut work: Vec<_> = DeferredWork::of_tree_blocks(ino, FORK, &tree_blocks).collect();
         work.extend(DeferredWork::reverse(t, XfsReverseOp::Convert, (ino, FORK), new)?);
         Ok(work)
@@ -305,8 +325,11 @@ impl XfsFileChanges<'_> {
         require_room_to_unmap(t, ino, old.extent.as_slice())?;
         let (offset, start) = (staged.at, staged.start);
         let new = XfsExtent { offset, start, count, is_unwritten: false };
+        require_room_to_map(t, ino, &new)?;
         let unstaged = DeferredWork::unstaged(t.geometry(), (start, count), false);
-        Ok((count, map_in_place(t, ino, old.extent.is_some(), &new, unstaged)?))
+        let work = map_in_place(t, ino, old.extent.is_some(), &new, unstaged)?;
+        t.require_promised()?;
+        Ok((count, work))
     }
 }
 
@@ -337,6 +360,31 @@ pub(super) fn map_in_place(
     }
     work.extend(DeferredWork::reverse(t, XfsReverseOp::Map, of, *new)?);
     Ok(work)
+}
+
+/// Takes up to `blocks` from the reserve.
+///
+/// # Errors
+/// `ENOSPC` when it has none.
+fn granted_of_reserve(t: &mut XfsTransaction<'_>, ino: Ino, blocks: u32) -> Result<u32> {
+    match u32::try_from(t.promise_of_reserve(blocks.into())).unwrap_or(blocks) {
+        0 => Err(Error::posix(Errno::NOSPC, format!("a block of the reserve for inode {ino}"))),
+        granted => Ok(granted),
+    }
+}
+
+/// Proves that the group of an extent has blocks for its reverse map, in which a later step of the
+/// chain changes or adds what it says about the extent.
+pub(super) fn require_room_to_map(
+    t: &mut XfsTransaction<'_>,
+    ino: Ino,
+    extent: &XfsExtent,
+) -> Result<()> {
+    if !t.geometry().layout.contains(XfsLayout::REVERSE_MAP) {
+        return Ok(());
+    }
+    let (ag, _) = in_group(t, ino, extent)?;
+    require_tree_room(t, &[ag].into())
 }
 
 /// Proves that the groups of extents have blocks for their trees when a file gives these up. What

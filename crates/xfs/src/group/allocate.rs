@@ -178,13 +178,11 @@ pub(super) fn allocate_now(
     wish: &ExtentWish,
 ) -> Result<GroupAnswer> {
     // Before anything is changed: a group without room is left as it is.
-    if agf(t, ag)?.longest.get() < wish.least {
+    let header = agf(t, ag)?;
+    if !may_serve(t, &header, ag, wish) {
         return Ok(GroupAnswer::Nothing);
     }
-    let room = u32::try_from(room(t, ag, wish)?).unwrap_or(u32::MAX);
-    if room < wish.least.max(1) {
-        return Ok(GroupAnswer::Nothing);
-    }
+    let room = u32::try_from(room_in(t, &header, ag, wish)).unwrap_or(u32::MAX);
     let wish = &ExtentWish { most: wish.most.min(room), ..*wish };
     let Some(extent) = prepare_and_take(t, ag, wish)? else {
         let waits = !wish.may_be_busy && t.waits_for_log(ag);
@@ -236,10 +234,23 @@ fn to_fill(t: &XfsTransaction<'_>, agf: &Agf) -> u32 {
 /// needs, what the trees of the group may need, and what is to be left.
 pub(super) fn room(t: &mut XfsTransaction<'_>, ag: AgNumber, wish: &ExtentWish) -> Result<u64> {
     let agf = agf(t, ag)?;
-    let to_fill = to_fill(t, &agf);
-    let kept = held_back::kept(t, &agf, ag, wish.kept);
+    Ok(room_in(t, &agf, ag, wish))
+}
+
+fn room_in(t: &XfsTransaction<'_>, agf: &Agf, ag: AgNumber, wish: &ExtentWish) -> u64 {
+    let kept = held_back::kept(t, agf, ag, wish.kept);
     let free = u64::from(agf.freeblks.get());
-    Ok(free.saturating_sub(u64::from(to_fill) + kept + wish.left))
+    free.saturating_sub(u64::from(to_fill(t, agf)) + kept + wish.left)
+}
+
+/// Whether a group whose AGF is this may have an extent for a wish.
+pub(super) fn may_serve(
+    t: &XfsTransaction<'_>,
+    agf: &Agf,
+    ag: AgNumber,
+    wish: &ExtentWish,
+) -> bool {
+    agf.longest.get() >= wish.least && room_in(t, agf, ag, wish) >= wish.least.max(1).into()
 }
 
 /// Takes an extent out of the trees of free space. The free list has to be prepared.

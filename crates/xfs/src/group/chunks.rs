@@ -11,7 +11,7 @@ use offshoot_xfs_format::record::{CHUNK_INODES, XfsInodeChunk, XfsOwner};
 use offshoot_xfs_format::superblock::XfsSuperblockFields;
 use offshoot_xfs_format::{AgBlock, AgIno, AgNumber, Ino, XfsGeometry};
 
-use super::allocate::{ExtentWish, allocate};
+use super::allocate::{ExtentWish, GroupAnswer, allocate_now};
 use super::free::{FreedFrom, free_extent};
 use super::headers::{add, agi, agi_run, change_agi, lock_in_order};
 use super::reverse::ReverseOwner;
@@ -22,35 +22,71 @@ use crate::trans::{AgExtent, CountChanges, XfsTransaction};
 /// The inodes that one bit of a hole mask stands for.
 const INODES_PER_HOLE_BIT: u32 = 4;
 
-/// Makes a chunk of inodes in a group, of which some are not there if free space has no whole one.
-/// Returns false when the group has no room for a cluster either, or when the volume has as many
-/// inodes as it may have; the group is released then, unless the transaction has changed it. Locks
-/// the AGI and the AGF.
-///
-/// # Errors
-/// `EAGAIN` when another transaction has the group, and this one has one behind it.
+/// As [`make_chunk_now`], and forces the log for blocks that were freed a moment ago.
+#[cfg(test)]
 pub(crate) fn make_chunk(
     t: &mut XfsTransaction<'_>,
     ag: AgNumber,
     generation: u32,
 ) -> Result<bool> {
+    let mut outcome = make_chunk_now(t, ag, generation)?;
+    if outcome == ChunkOutcome::Busy {
+        t.engine().log().force_all()?;
+        outcome = make_chunk_now(t, ag, generation)?;
+    }
+    Ok(outcome == ChunkOutcome::Made)
+}
+
+/// What became of a chunk that was to be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ChunkOutcome {
+    Made,
+    /// There is no room for it.
+    NoRoom,
+    /// There may be, when the log is on the device.
+    Busy,
+}
+
+impl ChunkOutcome {
+    /// What became of it when no extent was found.
+    fn without(answer: GroupAnswer) -> Self {
+        if answer == GroupAnswer::Busy { Self::Busy } else { Self::NoRoom }
+    }
+}
+
+/// Makes a chunk of inodes in a group, of which some are not there if free space has no whole one.
+/// There is no room when the group has none for a cluster either, or when the volume has as many
+/// inodes as it may have; the group is released then, unless the transaction has changed it. Locks
+/// the AGI and the AGF.
+///
+/// # Errors
+/// `EAGAIN` when another transaction has the group, and this one has one behind it.
+pub(crate) fn make_chunk_now(
+    t: &mut XfsTransaction<'_>,
+    ag: AgNumber,
+    generation: u32,
+) -> Result<ChunkOutcome> {
     let mut before = t.held_buffers();
     // Locked when the caller looked for a free inode.
     before.remove(&agi_run(t, ag).at);
-    let is_made = make_locked_chunk(t, ag, generation)?;
-    if !is_made {
+    let outcome = make_locked_chunk(t, ag, generation)?;
+    if outcome != ChunkOutcome::Made {
         t.release_unchanged(&before);
     }
-    Ok(is_made)
+    Ok(outcome)
 }
 
-fn make_locked_chunk(t: &mut XfsTransaction<'_>, ag: AgNumber, generation: u32) -> Result<bool> {
+fn make_locked_chunk(
+    t: &mut XfsTransaction<'_>,
+    ag: AgNumber,
+    generation: u32,
+) -> Result<ChunkOutcome> {
     let geometry = t.geometry();
     let per_block = geometry.inodes_per_block_log();
     let blocks = (CHUNK_INODES >> per_block).max(1);
     let fields = t.engine().superblock();
     if t.inodes_with(blocks << per_block) > most_inodes(fields, geometry, blocks) {
-        return Ok(false);
+        return Ok(ChunkOutcome::NoRoom);
     }
     for role in [BufferRole::Inodes(ag), BufferRole::FreeSpace(ag)] {
         lock_in_order(t, role)?;
@@ -64,22 +100,26 @@ fn make_locked_chunk(t: &mut XfsTransaction<'_>, ag: AgNumber, generation: u32) 
     let left = t.engine().most_levels().inodes * 2;
     let wish =
         |count, alignment| ExtentWish { near, alignment, owner, left, ..ExtentWish::blocks(count) };
-    if let Some(extent) = allocate(t, ag, &wish(blocks, alignment))? {
+    let of_whole = allocate_now(t, ag, &wish(blocks, alignment))?;
+    if let GroupAnswer::Extent(extent) = of_whole {
         let start = AgIno(extent.start.0 << per_block);
-        return add_chunks(t, ag, extent, start, generation).map(|()| true);
+        return add_chunks(t, ag, extent, start, generation).map(|()| ChunkOutcome::Made);
     }
     let may_be_sparse = geometry.layout.contains(XfsLayout::SPARSE_INODES) && part > 0;
-    if !may_be_sparse || part >= blocks {
-        return Ok(false);
+    if of_whole == GroupAnswer::Busy || !may_be_sparse || part >= blocks {
+        return Ok(ChunkOutcome::without(of_whole));
     }
     // The chunk that the part belongs to lies in the group as a whole: in one of 1004 blocks, whose
     // chunks have 8, no part is in the last 4.
     let end = geometry.ag_len(ag) / blocks * blocks;
     let bounds = (geometry.header_blocks().next_multiple_of(blocks), end);
     let wish = ExtentWish { bounds, ..wish(part, part) };
-    let Some(extent) = allocate(t, ag, &wish)? else { return Ok(false) };
+    let extent = match allocate_now(t, ag, &wish)? {
+        GroupAnswer::Extent(extent) => extent,
+        answer => return Ok(ChunkOutcome::without(answer)),
+    };
     let first = extent.start.0 / blocks * blocks;
-    add_chunks(t, ag, extent, AgIno(first << per_block), generation).map(|()| true)
+    add_chunks(t, ag, extent, AgIno(first << per_block), generation).map(|()| ChunkOutcome::Made)
 }
 
 /// The most inodes of a volume: `imax_pct` percent of its blocks, in whole chunks of this many

@@ -121,7 +121,9 @@ pub(super) fn kept(t: &XfsTransaction<'_>, agf: &Agf, ag: AgNumber, which: KeptB
             // shared. A chain has a few even then.
             let least = reverse.reserved.min(tree_room(t));
             let others = of_other_trees(geometry, agf, ag, t.free_inode_tree(ag));
-            reverse.rest().max(least) + others.rest()
+            let kept = reverse.rest().max(least) + others.rest();
+            // Those that chains are on their way to.
+            kept.max(t.engine().counters().tree_room(ag))
         }
     }
 }
@@ -135,11 +137,11 @@ fn tree_room(t: &XfsTransaction<'_>) -> u64 {
 /// Proves that the trees of groups can grow in the later steps of a chain, for which their blocks
 /// cannot be promised. These blocks are held back for that, so it fails only when most of them are
 /// used: a reverse map has more records than its group has blocks when many of these are shared.
-/// Locks the AGFs, and releases them again.
+/// Locks the AGFs, and releases them again: what was proved is the transaction's until it ends.
 ///
 /// # Errors
-/// `ENOSPC` when they cannot, and `EAGAIN` when another transaction has a group, and this one has
-/// one behind it.
+/// `ENOSPC` when they cannot, and `EAGAIN` when another transaction has the last blocks for that,
+/// or has a group, and this one has one behind it.
 pub(crate) fn require_tree_room(
     t: &mut XfsTransaction<'_>,
     groups: &BTreeSet<AgNumber>,
@@ -163,12 +165,15 @@ fn require_room(t: &mut XfsTransaction<'_>, ag: AgNumber, parts: u64) -> Result<
     let needed = tree_room(t).max(all.reserved.checked_div(parts).unwrap_or(0));
     let wish = ExtentWish { kept: KeptBlocks::None, ..ExtentWish::blocks(1) };
     let free = room(t, ag, &wish)?;
+    let errno = match t.claim_tree_room(ag, tree_room(t), free) {
+        _ if free < needed => Some(Errno::NOSPC),
+        true => None,
+        false => Some(Errno::AGAIN),
+    };
     t.release_unchanged(&before);
-    if free >= needed {
-        return Ok(());
-    }
+    let Some(errno) = errno else { return Ok(()) };
     let what = format!("{needed} blocks for the trees of allocation group {ag}, which has {free}");
-    Err(Error::posix(Errno::NOSPC, what))
+    Err(Error::posix(errno, what))
 }
 
 /// What a group keeps for its trees of free inodes, which has this many blocks, and of reference

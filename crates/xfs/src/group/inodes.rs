@@ -151,7 +151,9 @@ pub(crate) fn enter_unlinked(t: &mut XfsTransaction<'_>, ino: Ino) -> Result<()>
     // The chain is in the cluster alone, and most inodes have none.
     if first != AgIno::NULL {
         t.set_next_unlinked(ino, first)?;
+        t.note_unlinked_before(t.geometry().ino(ag, first), Some(ino));
     }
+    t.note_unlinked_before(ino, None);
     set_first(t, ag, list, inode)
 }
 
@@ -160,27 +162,48 @@ pub(crate) fn leave_unlinked(t: &mut XfsTransaction<'_>, ino: Ino) -> Result<()>
     let (ag, inode) = split(t, ino)?;
     let list = Agi::unlinked_list(inode);
     // The AGI before the cluster, which another transaction with the AGI may want.
-    let mut at = first_unlinked(t, ag, list)?;
+    let first = first_unlinked(t, ag, list)?;
     let next = t.next_unlinked(ino)?;
     if let Some(next) = next.filter(|next| !t.geometry().has_inode(ag, *next)) {
         return Err(contradiction(ag, inode, &format!("next unlinked inode {next}")));
     }
-    if next.is_some() {
-        t.set_next_unlinked(ino, AgIno::NULL)?;
-    }
+    let before = if first == Some(inode) { None } else { Some(before_in_list(t, ino, first)?) };
     let behind = next.unwrap_or(AgIno::NULL);
-    if at == Some(inode) {
-        return set_first(t, ag, list, behind);
+    match before {
+        None => set_first(t, ag, list, behind)?,
+        Some(before) => t.set_next_unlinked(before, behind)?,
+    }
+    if let Some(next) = next {
+        t.set_next_unlinked(ino, AgIno::NULL)?;
+        t.note_unlinked_before(t.geometry().ino(ag, next), before);
+    }
+    t.note_unlinked_before(ino, None);
+    Ok(())
+}
+
+/// The inode in front of one that is not the first of its list. It is known, unless the list is
+/// older than the opening of the volume: then the list is walked, once for all its inodes.
+fn before_in_list(t: &mut XfsTransaction<'_>, ino: Ino, first: Option<AgIno>) -> Result<Ino> {
+    let (ag, inode) = split(t, ino)?;
+    if let Some(before) = t.unlinked_before(ino)
+        && t.next_unlinked(before)? == Some(inode)
+    {
+        return Ok(before);
     }
     // The list is no longer than the group has inodes, or it has a loop.
-    let most = agi(t, ag)?.count.get();
+    let (mut at, most) = (first, agi(t, ag)?.count.get());
     for _ in 0..most {
         let Some(before) = at.filter(|before| t.geometry().has_inode(ag, *before)) else { break };
-        let before_ino = t.geometry().ino(ag, before);
-        at = t.next_unlinked(before_ino)?;
+        let before = t.geometry().ino(ag, before);
+        let held = t.held_buffers();
+        at = t.next_unlinked(before)?;
         if at == Some(inode) {
-            t.set_next_unlinked(before_ino, behind)?;
-            return Ok(());
+            return Ok(before);
+        }
+        // The AGI keeps the list as it is.
+        t.release_unchanged(&held);
+        if let Some(next) = at {
+            t.note_unlinked_before(t.geometry().ino(ag, next), Some(before));
         }
     }
     Err(contradiction(ag, inode, "its list of unlinked inodes does not have it"))

@@ -11,7 +11,7 @@ use std::slice;
 use offshoot_vfs::{Errno, Error, Result};
 use offshoot_xfs_format::{AgBlock, AgNumber};
 
-use super::allocate::{ExtentWish, GroupAnswer, KeptBlocks, allocate_now, room};
+use super::allocate::{ExtentWish, GroupAnswer, KeptBlocks, allocate_now, may_serve, room};
 use super::headers::agf_run;
 use super::in_agf;
 use crate::buffer::BufferRole;
@@ -104,6 +104,9 @@ impl GroupSearch {
         wish: &ExtentWish,
     ) -> Result<bool> {
         for &ag in groups {
+            if !may_have(t, ag, wish)? {
+                continue;
+            }
             let near = near.filter(|(group, _)| *group == ag).map(|(_, block)| block);
             match allocate_if_free(t, ag, &ExtentWish { near, ..*wish })? {
                 GroupAnswer::Extent(found) => {
@@ -150,6 +153,16 @@ pub(crate) fn hold_room_anywhere(
         t.release_unchanged(&before);
     }
     Ok(false)
+}
+
+/// Whether a group may have an extent for a wish, by its header as the last commit has left it:
+/// near to a full volume, most groups need not be locked. What a transaction on its way frees is
+/// not there yet, and nothing that a promise counts as free is missing.
+fn may_have(t: &XfsTransaction<'_>, ag: AgNumber, wish: &ExtentWish) -> Result<bool> {
+    if t.holds(agf_run(t, ag).at) {
+        return Ok(true);
+    }
+    in_agf(t.engine().buffers(), ag, |agf| may_serve(t, agf, ag, wish))
 }
 
 /// Allocates an extent in a group, if the transaction has its AGF or may lock it.

@@ -10,8 +10,8 @@ use offshoot_xfs_format::{AgBlock, AgIno, AgNumber};
 use super::allocate::KeptBlocks;
 use super::{
     ExtentWish, FreedFrom, HeldBack, allocate, allocate_anywhere, change_references,
-    first_unlinked, free_extent, free_inode_trees, free_list, headers, held_back, held_back_of_all,
-    make_chunk, take_inode, tree,
+    enter_unlinked, first_unlinked, free_extent, free_inode_trees, free_list, headers, held_back,
+    held_back_of_all, leave_unlinked, make_chunk, require_tree_room, take_inode, tree,
 };
 use crate::buffer::{XfsBuffers, sector_at};
 use crate::test_volumes::engine;
@@ -258,4 +258,96 @@ fn a_volume_gets_no_more_inodes_than_its_percentage() {
     disk.assert_checks();
     let mount = disk.mount("", &[]);
     assert_eq!(rustix::fs::statvfs(mount.path()).unwrap().f_files, inodes);
+}
+
+/// Inodes of long lists leave them, the oldest ones first. Each changes the cluster before it, and
+/// its own.
+#[test]
+fn an_inode_leaves_its_list_whatever_the_length() {
+    let Some((disk, engine)) = made("") else { return };
+    let ag = AgNumber(0);
+    let mut all = Vec::new();
+    while all.len() < 2000 {
+        let mut t = engine.begin(Kind::CreateUnnamed, 16).unwrap();
+        let Some(ino) = take_inode(&mut t, ag, AgIno(0)).unwrap() else {
+            assert!(make_chunk(&mut t, ag, 1).unwrap());
+            t.commit().unwrap();
+            continue;
+        };
+        enter_unlinked(&mut t, ino).unwrap();
+        t.commit().unwrap();
+        all.push(ino);
+    }
+    let leave = |engine: &XfsTransactions, ino| {
+        let mut t = engine.begin(Kind::Link, 0).unwrap();
+        leave_unlinked(&mut t, ino).unwrap();
+        let held = t.held_buffers().len();
+        t.commit().unwrap();
+        held
+    };
+    // The header, and at most three clusters.
+    for ino in all.drain(..1000) {
+        assert!(leave(&engine, ino) <= 4);
+    }
+    engine.unmount().unwrap();
+    // Nothing is known about the lists of a volume that is opened.
+    let engine = crate::test_volumes::engine(&disk);
+    for ino in all {
+        assert!(leave(&engine, ino) <= 4);
+    }
+    let mut t = engine.begin(Kind::Link, 0).unwrap();
+    assert!((0..64).all(|list| first_unlinked(&mut t, ag, list).unwrap().is_none()));
+}
+
+/// The last blocks of a group are for the trees of one chain at a time.
+#[test]
+fn two_chains_do_not_rely_on_the_same_blocks() {
+    let Some(judges) = judges::require() else { return };
+    let disk = XfsDisk::create(&judges, 600);
+    disk.mkfs("");
+    let engine = engine(&disk);
+    let (ag, levels) = (AgNumber(0), engine.most_levels());
+    let needed = u32::try_from(2 * (levels.reverse + levels.counts)).unwrap();
+    let mut t = engine.begin_step(Kind::Truncate, 0).unwrap();
+    let agf = headers::agf(&mut t, ag).unwrap();
+    let all = agf.freeblks.get() - needed * 3 / 2;
+    let wish = ExtentWish { least: 1, kept: KeptBlocks::None, ..ExtentWish::blocks(all) };
+    let mut taken = 0;
+    while taken < all {
+        let wish = ExtentWish { most: all - taken, ..wish };
+        taken += allocate(&mut t, ag, &wish).unwrap().unwrap().count;
+    }
+    t.commit().unwrap();
+    let begin = || engine.begin(Kind::Write, 0).unwrap();
+    let groups = [ag].into();
+    let (mut first, mut second) = (begin(), begin());
+    require_tree_room(&mut first, &groups).unwrap();
+    require_tree_room(&mut first, &groups).unwrap();
+    let refused = require_tree_room(&mut second, &groups).unwrap_err();
+    assert_eq!(refused.errno(), Errno::AGAIN);
+    first.roll(&[]).unwrap();
+    require_tree_room(&mut second, &groups).unwrap_err();
+    drop(first);
+    require_tree_room(&mut second, &groups).unwrap();
+}
+
+/// Another transaction has all groups that are full, and does not release them.
+#[test]
+fn a_search_passes_over_full_groups_without_their_locks() {
+    let Some((_disk, engine)) = made("") else { return };
+    let last = engine.geometry().ag_count - 1;
+    for ag in (0..last).map(AgNumber) {
+        let mut t = engine.begin_step(Kind::Truncate, 0).unwrap();
+        let wish = ExtentWish { least: 1, kept: KeptBlocks::None, ..ExtentWish::blocks(1 << 20) };
+        while allocate(&mut t, ag, &wish).unwrap().is_some() {}
+        t.commit().unwrap();
+    }
+    let mut other = engine.begin(Kind::Write, 0).unwrap();
+    for ag in (0..last).map(AgNumber) {
+        headers::agf(&mut other, ag).unwrap();
+    }
+    let mut t = engine.begin(Kind::Write, 10).unwrap();
+    let near = Some((AgNumber(0), AgBlock(100)));
+    let found = allocate_anywhere(&mut t, near, &ExtentWish::blocks(10)).unwrap();
+    assert_eq!(found.unwrap().0, AgNumber(last));
 }

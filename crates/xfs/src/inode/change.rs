@@ -24,7 +24,7 @@ use crate::trans::{ChangedFork, ForkName, XfsTransaction};
 pub(crate) use place::{move_extent, replace_part, split_extent};
 pub(crate) use room::{
     ForkPiece, HoleWish, first_hole, mapped, next_mapped, piece_at, previous_mapped,
-    set_fork_offset, unmapping_needs_block,
+    set_fork_offset, unmapping_cuts_extent, unmapping_needs_block,
 };
 
 /// What one step of a change of a fork has done.

@@ -25,7 +25,7 @@ pub(super) enum SpaceNeed {
     Always,
     /// It goes on, and fails if it takes a block.
     IfTaken,
-    /// It goes on, and may take blocks of the reserve.
+    /// It takes what it needs of the reserve, and fails if it takes more than there is.
     Removal,
 }
 
@@ -47,8 +47,10 @@ pub(super) struct NameTransaction<'e> {
     pub(super) inodes: Vec<Ino>,
     touched: BTreeMap<Ino, Touched>,
     at: Timestamp,
-    /// Whether blocks were promised to it, or it may take some of the reserve.
-    has_space: bool,
+    /// Whether it has made a chunk of inodes, for one of which blocks were promised to it.
+    pub(super) has_made_chunk: bool,
+    /// Whether a group has room for a chunk when the log is on the device.
+    pub(super) has_met_busy: bool,
 }
 
 /// The blocks that one more parent pointer may take: on each level of the tree, where a leaf may
@@ -78,20 +80,28 @@ impl<'e> XfsNames<'e> {
             SpaceNeed::IfTaken => !has_parents,
             SpaceNeed::Removal => true,
         };
-        let (t, has_space) = match self.transactions.begin_chain(kind, blocks) {
+        let t = match self.transactions.begin_chain(kind, blocks) {
             Err(error) if may_go_on && is_full(&error) => {
                 let mut t = self.transactions.begin_chain(kind, 0)?;
                 if need == SpaceNeed::Removal {
                     t.promise_of_reserve(blocks);
                 }
-                (t, need == SpaceNeed::Removal)
+                t
             }
-            begun => (begun?, true),
+            begun => begun?,
         };
-        let (work, touched) = (Vec::new(), BTreeMap::new());
-        let held = Vec::new();
-        let mut change =
-            NameTransaction { names: *self, t, work, inodes: held, touched, at, has_space };
+        let (work, touched, held) = (Vec::new(), BTreeMap::new(), Vec::new());
+        let names = *self;
+        let mut change = NameTransaction {
+            names,
+            t,
+            work,
+            inodes: held,
+            touched,
+            at,
+            has_made_chunk: false,
+            has_met_busy: false,
+        };
         change.hold(inodes)?;
         Ok(change)
     }
@@ -239,16 +249,15 @@ impl NameTransaction<'_> {
         *touched = what.max(*touched);
     }
 
-    /// Defers the change of a parent pointer: `old` goes, `new` comes. Does nothing on a volume
-    /// without them.
-    pub(super) fn change_parent(
+    /// The change of a parent pointer: `old` goes, `new` comes. `None` on a volume without them.
+    fn parent_change(
         &mut self,
         ino: Ino,
         old: Option<NamePlace<'_>>,
         new: Option<NamePlace<'_>>,
-    ) -> Result<()> {
+    ) -> Result<Option<XattrChange>> {
         if !self.t.geometry().layout.contains(XfsLayout::PARENTS) {
-            return Ok(());
+            return Ok(None);
         }
         let mut pointer = |place: Option<NamePlace<'_>>| {
             let Some(NamePlace { dir, name }) = place else { return Ok(None) };
@@ -258,7 +267,32 @@ impl NameTransaction<'_> {
         };
         let (old, new) = (pointer(old)?, pointer(new)?);
         let file = (ino, self.core(ino)?.generation.get());
-        self.work.push(DeferredWork::Attribute(XattrChange::of_parents(file, old, new)));
+        Ok(Some(XattrChange::of_parents(file, old, new)))
+    }
+
+    /// Proves that a parent pointer can change, while nothing is changed: a later step of the
+    /// chain that found the attributes damaged, or no block for them, would end all writing.
+    pub(super) fn prove_parent(
+        &mut self,
+        ino: Ino,
+        old: Option<NamePlace<'_>>,
+        new: Option<NamePlace<'_>>,
+    ) -> Result<()> {
+        let Some(change) = self.parent_change(ino, old, new)? else { return Ok(()) };
+        change.prove(&mut self.t, &self.inodes)
+    }
+
+    /// Defers the change of a parent pointer, which was proved: `old` goes, `new` comes. As with
+    /// the kernel, that changes the inode: files that change places otherwise keep their times.
+    pub(super) fn change_parent(
+        &mut self,
+        ino: Ino,
+        old: Option<NamePlace<'_>>,
+        new: Option<NamePlace<'_>>,
+    ) -> Result<()> {
+        let Some(change) = self.parent_change(ino, old, new)? else { return Ok(()) };
+        self.work.push(DeferredWork::Attribute(change));
+        self.touch(ino, Touched::Inode);
         Ok(())
     }
 
@@ -279,9 +313,7 @@ impl NameTransaction<'_> {
     /// Commits the change, and does the work that follows from it.
     pub(super) fn finish(mut self) -> Result<()> {
         self.apply_touches()?;
-        if !self.has_space && self.t.has_taken_blocks() {
-            return Err(Error::posix(Errno::NOSPC, "a block for a directory"));
-        }
+        self.t.require_promised()?;
         let mut chain = DeferredChain::new(self.names.ids);
         chain.defer(&mut self.t, self.work);
         chain.finish(self.t, &self.inodes)

@@ -129,6 +129,7 @@ impl XfsNames<'_> {
         let need = (SpaceNeed::Always, blocks);
         let mut change = self.begin(Kind::Link, need, &[place.dir, ino], new.at)?;
         change.require_new(place, kind)?;
+        change.prove_parent(ino, None, Some(place))?;
         group::leave_unlinked(&mut change.t, ino)?;
         change.t.inode(ino)?.core_mut().nlink = kind.links().into();
         change.touch(ino, Touched::Inode);

@@ -32,7 +32,6 @@ impl NameTransaction<'_> {
                 }
                 let work = set_parent(&mut self.t, file.0, into)?;
                 self.work.extend(work);
-                // As with the kernel, files that change places otherwise keep their times.
                 self.touch(file.0, Touched::Contents);
                 self.touch(other.0, Touched::Inode);
             }

@@ -67,6 +67,7 @@ impl XfsNames<'_> {
         }
         change.require_link(ino)?;
         change.require_project(place.dir, ino)?;
+        change.prove_parent(ino, None, Some(place))?;
         if is_unnamed {
             group::leave_unlinked(&mut change.t, ino)?;
         }

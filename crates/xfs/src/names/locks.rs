@@ -23,7 +23,7 @@ impl InodeLocks {
         wanted.dedup();
         let mut locked = LockedInodes { locks: &self.0, inodes: Vec::with_capacity(wanted.len()) };
         for ino in wanted {
-            self.0.lock(ino)?;
+            self.0.lock(ino, ())?;
             locked.inodes.push(ino);
         }
         Ok(locked)

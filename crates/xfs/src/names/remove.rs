@@ -77,6 +77,7 @@ impl XfsNames<'_> {
         if is_directory {
             change.require_empty(ino, Errno::NOTEMPTY)?;
         }
+        change.prove_parent(ino, Some(place), None)?;
         let is_last = change.drop_link(ino, is_directory)?;
         if is_last {
             group::enter_unlinked(&mut change.t, ino)?;

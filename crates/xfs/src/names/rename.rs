@@ -177,6 +177,11 @@ impl XfsNames<'_> {
         change.require_entry(plan.source)?;
         plan.target.map_or(Ok(()), |target| change.require_entry(target))?;
         change.require_rename(plan)?;
+        change.prove_parent(plan.source.0, Some(plan.from), Some(plan.to))?;
+        if let Some(target) = plan.target {
+            let goes_to = plan.is_exchange.then_some(plan.from);
+            change.prove_parent(target.0, Some(plan.to), goes_to)?;
+        }
         if plan.is_exchange {
             change.exchange(plan)?;
             change.finish()?;

@@ -9,7 +9,7 @@ use offshoot_xfs_format::{AgIno, AgNumber, Ino};
 
 use super::change::NameTransaction;
 use super::{XfsNameState, XfsNames};
-use crate::group;
+use crate::group::{self, ChunkOutcome};
 use crate::trans::XfsTransactions;
 
 /// How often other threads may take all inodes of a chunk that was made here.
@@ -61,6 +61,22 @@ impl NameTransaction<'_> {
         at: Timestamp,
     ) -> Result<Ino> {
         let first = self.names.first_group(dir, is_directory).0;
+        if let Some(ino) = self.take_anywhere(first, dir, at)? {
+            return Ok(ino);
+        }
+        if std::mem::take(&mut self.has_met_busy) {
+            // Once for all groups: blocks that were freed a moment ago are the last resort.
+            self.t.engine().log().force_all()?;
+            if let Some(ino) = self.take_anywhere(first, dir, at)? {
+                return Ok(ino);
+            }
+        }
+        Err(Error::posix(Errno::NOSPC, format!("an inode for a file in directory {dir}")))
+    }
+
+    /// Takes an inode in the first group from `first` on that has one, those with room for the
+    /// contents of a file before the others.
+    fn take_anywhere(&mut self, first: u32, dir: Ino, at: Timestamp) -> Result<Option<Ino>> {
         let groups = self.t.geometry().ag_count;
         for is_roomy in [true, false] {
             for ag in (first..groups).chain(0..first.min(groups)).map(AgNumber) {
@@ -69,11 +85,11 @@ impl NameTransaction<'_> {
                 }
                 if let Some(ino) = self.take_in_group(ag, dir, at)? {
                     self.inodes.push(ino);
-                    return Ok(ino);
+                    return Ok(Some(ino));
                 }
             }
         }
-        Err(Error::posix(Errno::NOSPC, format!("an inode for a file in directory {dir}")))
+        Ok(None)
     }
 
     /// Whether a group has a block for the contents of a new file too. Others may take it.
@@ -94,8 +110,15 @@ impl NameTransaction<'_> {
             if let Some(ino) = group::take_inode(&mut self.t, ag, near)? {
                 return Ok(Some(ino));
             }
+            if self.has_made_chunk {
+                // Other threads have taken all inodes of the one that was promised.
+                self.t.promise(inode_blocks(self.t.engine()))?;
+            }
             let generation = self.names.state.generation(at, ag);
-            if group::make_chunk(&mut self.t, ag, generation)? {
+            let outcome = group::make_chunk_now(&mut self.t, ag, generation)?;
+            self.has_met_busy |= outcome == ChunkOutcome::Busy;
+            if outcome == ChunkOutcome::Made {
+                self.has_made_chunk = true;
                 self.t.roll(&self.inodes)?;
                 continue;
             }

@@ -5,7 +5,6 @@ use offshoot_vfs::{Errno, Error, Result, Structure};
 use offshoot_xfs_format::da::DaExpected;
 use offshoot_xfs_format::record::XfsExtent;
 use offshoot_xfs_format::remote::RemoteKind;
-use offshoot_xfs_format::symlink::MAX_LEN;
 use offshoot_xfs_format::{FileBlock, Ino};
 
 use super::change::NameTransaction;
@@ -13,13 +12,13 @@ use crate::buffer::{BufferRole, DiskRun, damaged_at};
 use crate::defer::DeferredWork;
 use crate::group::{ExtentWish, ReverseOwner, allocate_anywhere};
 use crate::inode::change::{map_extent, mapped};
-use crate::trans::{ForkName, XfsTransactions};
+use crate::trans::{ForkName, MOST_TARGET_BLOCKS, XfsTransactions};
 
 const KIND: RemoteKind = RemoteKind::SymlinkTarget;
 
-/// The blocks that a target may take, with those for its extents.
+/// The blocks that a target may take, with those for its extents. It has as many extents at most.
 pub(super) fn target_blocks(engine: &XfsTransactions) -> u64 {
-    RemoteKind::blocks(engine.geometry(), MAX_LEN) as u64 + engine.most_levels().data
+    MOST_TARGET_BLOCKS + engine.most_levels().data
 }
 
 impl NameTransaction<'_> {

@@ -2,11 +2,14 @@
 //! reader, the checks and the kernel find what the model has.
 
 mod cuts;
+mod damage;
 mod details;
 mod full;
 mod inherit;
 mod model;
+mod seen;
 mod threads;
+mod times;
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -26,7 +29,8 @@ use offshoot_xfs_format::geometry::XfsLayout;
 use super::{NamePlace, XfsNameState, XfsNames, XfsNewKind};
 use crate::defer::IntentIds;
 use crate::inode::file_id;
-use crate::test_volumes::engine_on;
+use crate::log::XfsLogOptions;
+use crate::test_volumes::{engine_on, engine_with};
 use crate::trans::XfsTransactions;
 use crate::{XfsOptions, XfsVolume, check_xfs};
 use model::{NameTree, TreeNode};
@@ -64,9 +68,18 @@ impl NameBench {
     }
 
     fn over(disk: XfsDisk, device: Arc<dyn BlockDevice>, options: &str) -> Self {
+        Self::with(disk, engine_on(device), options)
+    }
+
+    /// One whose log pushes each commit, so that cuts fall between the steps of a chain.
+    fn pushed(disk: XfsDisk, device: Arc<dyn BlockDevice>, options: &str) -> Self {
+        let log_options = XfsLogOptions { context_bytes: Some(1), ..XfsLogOptions::default() };
+        Self::with(disk, engine_with(device, &log_options), options)
+    }
+
+    fn with(disk: XfsDisk, engine: XfsTransactions, options: &str) -> Self {
         let is_large = ["-b size=65536", "-b size=16384"].iter().any(|size| options.contains(size));
         let kernel_says = if is_large { vec![LARGE_BLOCKS] } else { vec![] };
-        let engine = engine_on(device);
         let (ids, state) = (IntentIds::default(), XfsNameState::default());
         Self { disk, engine, ids, state, kernel_says }
     }
@@ -275,6 +288,10 @@ impl<'b> NameChurn<'b> {
         assert_eq!(errno, expected, "{from:?} {to:?} {how:?} {done:?}");
         if let Ok(lost) = done {
             self.tree.rename(from, to, how, self.clock);
+            let has_parents = self.bench.engine.geometry().layout.contains(XfsLayout::PARENTS);
+            if how == Rename::Exchange && has_parents {
+                self.tree.touch_exchanged(from, to, self.clock);
+            }
             if self.tree.wants_whiteout.take().is_some() {
                 let found = self.bench.names().find(from).unwrap();
                 let node = TreeNode::new(

@@ -4,7 +4,7 @@
 //!
 //! No thread waits for ever for what only one transaction should want: on a damaged volume two
 //! structures may have the same blocks, and two transactions that hold one each may want the
-//! other's.
+//! other's. What writes home holds its lock as long as the device needs, and waits for no other.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -16,61 +16,84 @@ use offshoot_kit::sync::Mutex;
 use offshoot_kit::sync::mpsc::{self, Receiver, Sender};
 use offshoot_vfs::{Error, Result, Structure};
 
-/// The locks that are held, each with the threads that wait for it.
+/// The locks that are held. Each holder and each waiter says by a note what it wants the lock for.
 #[derive(Debug)]
-pub(crate) struct KeyLocks<K> {
-    held: Mutex<HashMap<K, VecDeque<Sender<()>>>>,
+pub(crate) struct KeyLocks<K, N = ()> {
+    held: Mutex<HashMap<K, LockLine<N>>>,
 }
 
-impl<K: Copy + Eq + Hash + Debug> KeyLocks<K> {
+/// The holder of a lock, and the threads that wait for it.
+#[derive(Debug)]
+struct LockLine<N> {
+    holder: N,
+    waiters: VecDeque<(Sender<()>, N)>,
+}
+
+impl<K: Copy + Eq + Hash + Debug, N: Copy> KeyLocks<K, N> {
     pub(crate) fn new() -> Self {
         Self { held: Mutex::new(HashMap::new()) }
     }
 
     /// Takes the lock, or a place in the line for it.
-    fn line_up(&self, key: K) -> Option<Receiver<()>> {
+    fn line_up(&self, key: K, holder: N) -> Option<Receiver<()>> {
         match self.held.lock().entry(key) {
             Entry::Vacant(entry) => {
-                entry.insert(VecDeque::new());
+                entry.insert(LockLine { holder, waiters: VecDeque::new() });
                 None
             }
             Entry::Occupied(mut entry) => {
                 let (sender, turn) = mpsc::channel();
-                entry.get_mut().push_back(sender);
+                entry.get_mut().waiters.push_back((sender, holder));
                 Some(turn)
             }
         }
     }
 
     /// Takes the lock, once its holder releases it.
-    pub(crate) fn lock(&self, key: K) -> Result<()> {
-        let Some(turn) = self.line_up(key) else { return Ok(()) };
+    pub(crate) fn lock(&self, key: K, holder: N) -> Result<()> {
+        let Some(turn) = self.line_up(key, holder) else { return Ok(()) };
         turn.recv().map_err(|_| {
             let problem = format!("the lock of {key:?} went away");
             Error::corrupt(Structure::BtreeBlock, problem)
         })
     }
 
-    /// The same, but waits no longer than this. Returns whether it has the lock.
-    pub(super) fn lock_within(&self, key: K, longest: Duration) -> bool {
-        let Some(turn) = self.line_up(key) else { return true };
-        if turn.recv_timeout(longest).is_ok() {
-            return true;
+    /// The same, but gives up when this time has passed and `is_legal` says of the holder that no
+    /// thread may wait for it. Returns that holder then.
+    pub(super) fn lock_within(
+        &self,
+        key: K,
+        holder: N,
+        longest: Duration,
+        is_legal: impl Fn(&N) -> bool,
+    ) -> Result<(), N> {
+        let Some(turn) = self.line_up(key, holder) else { return Ok(()) };
+        loop {
+            if turn.recv_timeout(longest).is_ok() {
+                return Ok(());
+            }
+            // The lock may have come at the last moment. If not, it goes to the next in the line:
+            // this place ends under the lock of the table, which the holder takes to release the
+            // lock.
+            let held = self.held.lock();
+            if turn.try_recv().is_ok() {
+                return Ok(());
+            }
+            match held.get(&key).map(|line| line.holder) {
+                Some(holder) if !is_legal(&holder) => {
+                    drop(turn);
+                    return Err(holder);
+                }
+                _ => {}
+            }
         }
-        // The lock may have come at the last moment. If not, it goes to the next in the line: this
-        // place ends under the lock of the table, which the holder takes to release the lock.
-        let held = self.held.lock();
-        let has_lock = turn.try_recv().is_ok();
-        drop(turn);
-        drop(held);
-        has_lock
     }
 
     /// Takes the lock if nobody holds it.
-    pub(super) fn try_lock(&self, key: K) -> bool {
+    pub(super) fn try_lock(&self, key: K, holder: N) -> bool {
         match self.held.lock().entry(key) {
             Entry::Vacant(entry) => {
-                entry.insert(VecDeque::new());
+                entry.insert(LockLine { holder, waiters: VecDeque::new() });
                 true
             }
             Entry::Occupied(_) => false,
@@ -80,12 +103,44 @@ impl<K: Copy + Eq + Hash + Debug> KeyLocks<K> {
     /// Releases a lock that the caller holds: the next waiter has it then.
     pub(crate) fn unlock(&self, key: K) {
         let mut held = self.held.lock();
-        let Some(waiters) = held.get_mut(&key) else { return };
-        while let Some(next) = waiters.pop_front() {
+        let Some(line) = held.get_mut(&key) else { return };
+        while let Some((next, holder)) = line.waiters.pop_front() {
+            line.holder = holder;
             if next.send(()).is_ok() {
                 return;
             }
         }
         held.remove(&key);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::thread;
+
+    use super::*;
+
+    /// The thread that writes home may be slow, and a transaction may not.
+    #[test]
+    fn a_wait_ends_only_where_none_may_wait() {
+        let locks = Arc::new(KeyLocks::<u32, &str>::new());
+        let is_slow = |holder: &&str| *holder == "slow";
+        let wait = Duration::from_millis(20);
+        locks.lock(1, "other").unwrap();
+        assert_eq!(locks.lock_within(1, "me", wait, is_slow), Err("other"));
+        locks.unlock(1);
+        assert!(locks.try_lock(1, "slow"));
+        let waiter = {
+            let locks = locks.clone();
+            thread::spawn(move || locks.lock_within(1, "me", wait, is_slow))
+        };
+        thread::sleep(5 * wait);
+        locks.unlock(1);
+        assert_eq!(waiter.join().unwrap(), Ok(()));
+        // The one that got it from the line is named next.
+        assert_eq!(locks.lock_within(1, "third", wait, is_slow), Err("me"));
+        locks.unlock(1);
+        assert!(locks.try_lock(1, "fourth"));
     }
 }

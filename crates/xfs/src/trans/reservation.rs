@@ -14,6 +14,12 @@ pub(crate) const QUOTAS: u64 = 768;
 /// A path of 1024 bytes in a buffer.
 const LINK_TARGET: u64 = 1024 + 128;
 
+/// The blocks, and so the extents, of a target of 1,023 bytes: a block of 1 KiB has room for 968.
+pub(crate) const MOST_TARGET_BLOCKS: u64 = 2;
+
+/// The inodes that a change of names keeps locked: two directories, two files, and a whiteout.
+const MOST_KEPT_INODES: u64 = 5;
+
 /// What parent pointers add to a rename, and to any other change of a name: names and values in
 /// intents.
 const PARENT_OF_RENAME: u64 = 1192;
@@ -91,6 +97,7 @@ kinds! {
 #[derive(Clone, Debug)]
 pub(crate) struct LogReservations {
     all: Vec<XfsLogReservation>,
+    chains: Vec<XfsLogReservation>,
 }
 
 impl LogReservations {
@@ -98,12 +105,22 @@ impl LogReservations {
     pub(crate) fn of(geometry: &XfsGeometry) -> Self {
         let levels = MostTreeLevels::of(geometry);
         let sizes = ReservationSizes { geometry, levels: &levels, is_old: false };
-        Self { all: XfsTransactionKind::ALL.iter().map(|kind| sizes.reservation(*kind)).collect() }
+        let kinds = XfsTransactionKind::ALL;
+        Self {
+            all: kinds.iter().map(|kind| sizes.reservation(*kind)).collect(),
+            chains: kinds.iter().map(|kind| sizes.chain(*kind)).collect(),
+        }
     }
 
     /// That of transactions of this kind.
     pub(crate) fn get(&self, kind: XfsTransactionKind) -> XfsLogReservation {
         self.all.get(kind as usize).copied().unwrap_or_default()
+    }
+
+    /// That of a transaction of this kind with deferred work in further steps, each of which has
+    /// the log space of the largest.
+    pub(crate) fn chain(&self, kind: XfsTransactionKind) -> XfsLogReservation {
+        self.chains.get(kind as usize).copied().unwrap_or_default()
     }
 }
 
@@ -157,6 +174,25 @@ impl ReservationSizes<'_> {
             | Kind::ClearUnlinked
             | Kind::ChangeAttribute => 1,
         }
+    }
+
+    /// The kernel's reservation, with what the kernel does not count: lists of unlinked inodes that
+    /// a rename changes, targets of links that are made without a name, which may lie in two
+    /// pieces, and inodes that stay locked, and are logged in each step.
+    fn chain(&self, kind: XfsTransactionKind) -> XfsLogReservation {
+        use XfsTransactionKind as Kind;
+        let XfsLogReservation { bytes, count } = self.reservation(kind);
+        let more = match kind {
+            Kind::Rename => self.enter_unlinked() + self.leave_unlinked(),
+            Kind::CreateUnnamed | Kind::Symlink => {
+                MOST_TARGET_BLOCKS * (LINK_TARGET + self.sectors(2) + self.space_trees(1))
+            }
+            _ => 0,
+        };
+        let of_frees = self.reservation(Kind::Truncate).bytes;
+        let of_parents = self.of_parents(self.reservation(Kind::ChangeAttribute).bytes);
+        let step = of_frees.max(of_parents) + self.inodes(MOST_KEPT_INODES);
+        XfsLogReservation { bytes: (bytes + more).max(step), count }
     }
 
     fn of_parents(&self, bytes: u64) -> u64 {

@@ -30,11 +30,20 @@ impl Drop for EmptiedTables {
     }
 }
 
+/// What holds the lock of a buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum BufferHolder {
+    /// A transaction, for which it is this.
+    Transaction(BufferRole),
+    /// The thread that writes it home.
+    WriteHome,
+}
+
 /// What all transactions of a volume share.
 #[derive(Debug)]
 pub(crate) struct TransactionShared {
     pub(super) buffers: Arc<XfsBuffers>,
-    pub(super) buffer_locks: KeyLocks<BasicBlock>,
+    pub(super) buffer_locks: KeyLocks<BasicBlock, BufferHolder>,
     pub(super) inode_locks: KeyLocks<Ino>,
     /// The buffers that are not home.
     logged_buffers: Mutex<HashMap<BasicBlock, Arc<LoggedBuffer>>>,
@@ -162,7 +171,7 @@ impl TransactionShared {
 
     /// Writes a cluster home, with all inodes of it that are logged and not pinned.
     pub(super) fn write_cluster(&self, run: DiskRun, home: &mut HomeWrites) -> Result<HomeOutcome> {
-        if !self.buffer_locks.try_lock(run.at) {
+        if !self.buffer_locks.try_lock(run.at, BufferHolder::WriteHome) {
             return Ok(HomeOutcome::Busy);
         }
         let outcome = self.write_locked_cluster(run, home);

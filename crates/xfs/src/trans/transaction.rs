@@ -20,13 +20,13 @@ use super::inode::XfsChangedInode;
 use super::inode_item::NEXT_UNLINKED;
 use super::made::MadeChunk;
 use super::runs::BufferRuns;
+use super::shared::BufferHolder;
 use super::{XfsTransactions, misused};
 use crate::buffer::{BufferRole, DiskRun, XfsBuffer};
 use crate::log::{LogSequence, LogTicket, LoggedItem};
 pub(crate) use space::BusyBlocks;
 
-/// How long a transaction waits for a buffer that no other one should have. The thread that writes
-/// clusters of inodes home may have it for a moment, or a transaction that is about to end.
+/// How long a transaction waits for a buffer that another one has, and should not have.
 const LONGEST_WAIT: Duration = Duration::from_secs(4);
 
 /// A buffer that a transaction has locked.
@@ -68,6 +68,20 @@ pub(crate) struct XfsTransaction<'e> {
     freed: Vec<(AgNumber, AgExtent)>,
     /// What a file has lost by it, and another place has.
     given_up: Vec<(AgNumber, AgExtent)>,
+    missed: MissedHeaders,
+    /// The blocks that trees of groups may need in later steps.
+    tree_rooms: BTreeMap<AgNumber, u64>,
+    /// What it knows of the order of unlinked inodes, and others do not yet.
+    unlinked: BTreeMap<Ino, Option<Ino>>,
+}
+
+/// Headers of groups that a transaction wanted in the wrong order, and that others had locked.
+#[derive(Debug, Default)]
+struct MissedHeaders {
+    /// In the order in which they are locked.
+    headers: BTreeMap<(u32, u8), (DiskRun, BufferRole)>,
+    /// Whether the transaction has waited for all of them.
+    were_held: bool,
 }
 
 impl<'e> XfsTransaction<'e> {
@@ -88,6 +102,9 @@ impl<'e> XfsTransaction<'e> {
             claim,
             freed: Vec::new(),
             given_up: Vec::new(),
+            missed: MissedHeaders::default(),
+            tree_rooms: BTreeMap::new(),
+            unlinked: BTreeMap::new(),
         }
     }
 
@@ -100,12 +117,34 @@ impl<'e> XfsTransaction<'e> {
     /// Locks the AGI or the AGF of a group, unless another transaction has it. Returns whether it
     /// is locked.
     pub(crate) fn try_hold(&mut self, run: DiskRun, role: BufferRole) -> Result<bool> {
-        let is_locked =
-            self.buffers.contains_key(&run.at) || self.engine.shared.buffer_locks.try_lock(run.at);
+        let locks = &self.engine.shared.buffer_locks;
+        let is_locked = self.buffers.contains_key(&run.at)
+            || locks.try_lock(run.at, BufferHolder::Transaction(role));
         if is_locked {
             self.hold_locked(run.into(), role)?;
+        } else if let Some(order) = group_order(role) {
+            self.missed.headers.insert(order, (run, role));
+            self.missed.were_held = false;
         }
         Ok(is_locked)
+    }
+
+    /// Waits for all headers that the transaction has missed since its last commit, in the order in
+    /// which transactions lock them. It has none now. Returns false if it has not missed any since
+    /// it waited last.
+    pub(crate) fn hold_missed(&mut self) -> Result<bool> {
+        if self.missed.headers.is_empty() || self.missed.were_held {
+            return Ok(false);
+        }
+        self.missed.were_held = true;
+        let headers: Vec<_> = self.missed.headers.values().copied().collect();
+        headers.into_iter().try_for_each(|(run, role)| self.hold(run.into(), role))?;
+        Ok(true)
+    }
+
+    /// Whether it has the buffer at a place locked.
+    pub(crate) fn holds(&self, place: BasicBlock) -> bool {
+        self.buffers.contains_key(&place)
     }
 
     /// The places of the buffers that it has locked.
@@ -124,12 +163,15 @@ impl<'e> XfsTransaction<'e> {
             return;
         }
         let locks = &self.engine.shared.buffer_locks;
-        self.buffers.retain(|place, _| {
-            if is_new(place) {
-                locks.unlock(*place);
-            }
-            !is_new(place)
-        });
+        for is_header in [false, true] {
+            self.buffers.retain(|place, held| {
+                let is_released = is_new(place) && held.role.is_header() == is_header;
+                if is_released {
+                    locks.unlock(*place);
+                }
+                !is_released
+            });
+        }
     }
 
     pub(crate) fn engine(&self) -> &'e XfsTransactions {
@@ -253,6 +295,18 @@ impl<'e> XfsTransaction<'e> {
         Ok(())
     }
 
+    /// The inode in front of `ino` in its list of unlinked ones, as far as it is known. The caller
+    /// has the AGI.
+    pub(crate) fn unlinked_before(&self, ino: Ino) -> Option<Ino> {
+        let own = self.unlinked.get(&ino).copied();
+        own.unwrap_or_else(|| self.engine.unlinked.before(ino))
+    }
+
+    /// Says which inode is in front of `ino`; `None` if `ino` is the first one, or in no list.
+    pub(crate) fn note_unlinked_before(&mut self, ino: Ino, before: Option<Ino>) {
+        self.unlinked.insert(ino, before);
+    }
+
     /// The inode that follows `ino` in its list of unlinked ones. Locks the cluster; the caller has
     /// the AGI.
     pub(crate) fn next_unlinked(&mut self, ino: Ino) -> Result<Option<AgIno>> {
@@ -286,7 +340,7 @@ impl<'e> XfsTransaction<'e> {
     pub(crate) fn inode(&mut self, ino: Ino) -> Result<&mut XfsChangedInode> {
         if !self.inodes.contains_key(&ino) {
             let engine = self.engine;
-            engine.shared.inode_locks.lock(ino)?;
+            engine.shared.inode_locks.lock(ino, ())?;
             let place = engine.inode_place(ino);
             // The transaction may have made the chunk of the inode itself.
             let own = place.as_ref().ok().filter(|place| {
@@ -325,20 +379,21 @@ impl<'e> XfsTransaction<'e> {
         self.hold_locked(runs, role)
     }
 
-    /// Locks a place. What lies below the lock of an inode or of a group is free, or soon, unless
-    /// the volume is damaged and another structure has the place too. That one may be in the hands
-    /// of a transaction that wants a block of this one, so this one gives up.
+    /// Locks a place. What lies below the lock of an inode or of a group is free, or the thread
+    /// that writes home has it, for as long as the device needs. A transaction has it only if the
+    /// volume is damaged and another structure has the place too. That one may want a block of this
+    /// one, so this one gives up after a while.
     fn lock_buffer(&self, at: BasicBlock, role: BufferRole) -> Result<()> {
         let locks = &self.engine.shared.buffer_locks;
+        let holder = BufferHolder::Transaction(role);
         if role.is_header() {
-            return locks.lock(at);
+            return locks.lock(at, holder);
         }
-        if locks.lock_within(at, LONGEST_WAIT) {
-            return Ok(());
-        }
-        let problem =
-            format!("block {at} is {role:?}, and another transaction does not release it");
-        Err(Error::corrupt(Structure::BtreeBlock, problem))
+        let is_legal = |holder: &BufferHolder| *holder == BufferHolder::WriteHome;
+        locks.lock_within(at, holder, LONGEST_WAIT, is_legal).map_err(|holder| {
+            let problem = format!("block {at} is {role:?}, and {holder:?} does not release it");
+            Error::corrupt(Structure::BtreeBlock, problem)
+        })
     }
 
     /// Reads a buffer that is locked, unless the transaction has it.
@@ -382,6 +437,7 @@ impl<'e> XfsTransaction<'e> {
         self.counts = CountChanges::default();
         self.freed.clear();
         self.given_up.clear();
+        self.unlinked.clear();
         for (ino, inode) in &mut self.inodes {
             *inode = self.engine.load_inode(*ino)?;
         }
@@ -390,7 +446,11 @@ impl<'e> XfsTransaction<'e> {
 
     fn unlock_all_but(&mut self, kept: &[Ino]) {
         let shared = &self.engine.shared;
-        for place in std::mem::take(&mut self.buffers).into_keys() {
+        // Headers last: a transaction that gets one finds no buffer below it locked.
+        let (headers, others): (Vec<_>, Vec<_>) = std::mem::take(&mut self.buffers)
+            .into_iter()
+            .partition(|(_, held)| held.role.is_header());
+        for (place, _) in others.into_iter().chain(headers) {
             shared.buffer_locks.unlock(place);
         }
         self.inodes.retain(|ino, _| {
@@ -416,6 +476,10 @@ fn group_order(role: BufferRole) -> Option<(u32, u8)> {
 impl Drop for XfsTransaction<'_> {
     fn drop(&mut self) {
         self.unlock_all_but(&[]);
-        self.engine.counters.release(self.promised);
+        let counters = &self.engine.counters;
+        counters.release(self.promised);
+        for (ag, blocks) in &self.tree_rooms {
+            counters.release_tree_room(*ag, *blocks);
+        }
     }
 }

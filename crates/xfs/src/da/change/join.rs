@@ -60,7 +60,7 @@ impl ChangedHashFork<'_, '_> {
             _ => return Err(self.damaged("a leaf is beside a node")),
         };
         let Some((bytes, hash)) = joined else { return Ok(None) };
-        if !self.may_free(right)? {
+        if !self.may_free(&[right])? {
             return Ok(None);
         }
         self.store(left, &bytes)?;
@@ -139,7 +139,7 @@ impl ChangedHashFork<'_, '_> {
             let child = self.hash_block_on(child, level.saturating_sub(1))?;
             self.prove_alone(&child)?;
             self.prove_range(&child, range)?;
-            if !self.may_free(child.at)? {
+            if !self.may_free(&[child.at])? {
                 return Ok(());
             }
             let mut bytes = child.bytes;

@@ -323,21 +323,18 @@ impl ChangedHashFork<'_, '_> {
         self.drop_block(&path.nodes, (path.leaf, 0))
     }
 
-    /// Whether a leaf can be given up, and the nodes that have no other child.
+    /// Whether a leaf can be given up, with the nodes that have no other child: all of them, or the
+    /// leaf stays.
     fn may_drop(&mut self, path: &HashPath) -> Result<bool> {
-        if !self.may_free(path.leaf)? {
-            return Ok(false);
-        }
+        let mut blocks = vec![path.leaf];
         for &(at, _) in path.nodes.iter().skip(1).rev() {
             let block = self.read(at)?;
             if self.node(&block)?.is_some_and(|node| node.entries.len() > 1) {
                 break;
             }
-            if !self.may_free(at)? {
-                return Ok(false);
-            }
+            blocks.push(at);
         }
-        Ok(true)
+        self.may_free(&blocks)
     }
 
     /// Takes an empty leaf, or a node without entries, out of the tree.

@@ -308,7 +308,9 @@ impl ChangedDirectory<'_, '_> {
     /// Proves that the only leaf says something about each data block, and of no other.
     fn prove_bests(&mut self, leaf: &DirLeaf<'_>) -> Result<()> {
         let (root, bests, blocks) = (self.blocks.root(), leaf.bests.len(), self.data_blocks()?);
-        if bests == blocks {
+        // Entries behind the last data block may say that none is there.
+        let behind = leaf.bests.get(blocks..);
+        if behind.is_some_and(|behind| behind.iter().all(|best| best.get() == NO_BLOCK)) {
             return Ok(());
         }
         let problem = format!("block {root} is about {bests} data blocks, and {blocks} are there");
@@ -371,6 +373,6 @@ impl ChangedDirectory<'_, '_> {
             free::set_best(geometry, edit, inside, best)?;
             DirFree::view(geometry, edit.block()).map(|index| index.used)
         })?;
-        if used == 0 && self.blocks.may_free(at)? { self.blocks.free(at) } else { Ok(()) }
+        if used == 0 && self.blocks.may_free(&[at])? { self.blocks.free(at) } else { Ok(()) }
     }
 }

@@ -191,7 +191,7 @@ impl ChangedDirectory<'_, '_> {
     /// the block has to stay: an entry can go there again.
     pub(super) fn free_data(&mut self, number: usize) -> Result<bool> {
         let (geometry, at) = (self.geometry(), self.place_of_data(number));
-        if !self.blocks.may_free(at)? {
+        if !self.blocks.may_free(&[at])? {
             return Ok(false);
         }
         self.blocks.free(at)?;

@@ -3,7 +3,7 @@
 use std::thread;
 
 use offshoot_testkit::random::{Random, seed_of_run};
-use offshoot_vfs::{Errno, Result};
+use offshoot_vfs::{Errno, Error, Result};
 use offshoot_xfs_format::geometry::XfsLayout;
 use offshoot_xfs_format::record::XfsOwner;
 use offshoot_xfs_format::{AgNumber, FileBlock, Ino};
@@ -206,10 +206,15 @@ fn what_must_not_fail_takes_blocks_of_the_reserve() {
 
 /// Takes all free blocks of a group, also those that it holds back.
 fn drain(engine: &XfsTransactions, ag: AgNumber) -> Vec<AgExtent> {
+    drain_but(engine, ag, 0)
+}
+
+/// The same, but for so many.
+fn drain_but(engine: &XfsTransactions, ag: AgNumber, left: u64) -> Vec<AgExtent> {
     let (mut t, mut taken) = (engine.begin_step(Kind::Truncate, 0).unwrap(), Vec::new());
     let owner = Some(ReverseOwner::special(XfsOwner::Inodes));
     let kept = KeptBlocks::None;
-    let wish = ExtentWish { least: 1, owner, kept, ..ExtentWish::blocks(1 << 20) };
+    let wish = ExtentWish { least: 1, owner, kept, left, ..ExtentWish::blocks(1 << 20) };
     while let Some(extent) = group::allocate(&mut t, ag, &wish).unwrap() {
         taken.push(extent);
     }
@@ -258,8 +263,8 @@ fn a_chain_does_not_begin_where_trees_cannot_grow() {
     volume.assert_unmounts(engine);
 }
 
-/// Changes a file at random. Only blocks may be missing.
-fn crowd(changes: XfsFileChanges<'_>, ino: Ino, random: &mut Random) {
+/// Changes a file at random. Only blocks may be missing. Returns whether they were.
+fn crowd(changes: XfsFileChanges<'_>, ino: Ino, random: &mut Random) -> bool {
     let (at, len) = (random.below(150), 1 + random.below(9));
     let blocks = at..at + len;
     let bytes = at * 4096 + random.below(4096)..(at + len) * 4096;
@@ -278,9 +283,11 @@ fn crowd(changes: XfsFileChanges<'_>, ino: Ino, random: &mut Random) {
     };
     let errno = outcome.map_err(|error| error.errno());
     assert!(matches!(errno, Ok(()) | Err(Errno::NOSPC)), "{errno:?}");
+    errno.is_err()
 }
 
-/// Four threads change files that share blocks, on a full volume of eight groups.
+/// Three threads change files that share blocks, on a full volume of eight groups. In three
+/// of these nothing is left but what one chain may need for its trees.
 #[test]
 fn no_chain_fails_on_a_full_volume_of_many_groups() {
     let options = "-d agcount=8";
@@ -292,18 +299,82 @@ fn no_chain_fails_on_a_full_volume_of_many_groups() {
         volume.model.share(changes, (0, 0), (file, 0), 150);
     }
     fill(&volume, &engine, 3);
-    let files: Vec<_> = volume.model.files.iter().map(|file| file.ino).collect();
+    // The blocks of the reserve lie in the other groups.
+    let drained: Vec<_> = [0, 3, 6]
+        .map(AgNumber)
+        .into_iter()
+        .flat_map(|ag| drain_but(&engine, ag, 40).into_iter().map(move |one| (ag, one)))
+        .collect();
+    // The last one keeps the volume full.
+    let files: Vec<_> = volume.model.files.iter().take(3).map(|file| file.ino).collect();
     let seeds: Vec<_> = files.iter().map(|_| volume.model.random.number()).collect();
-    thread::scope(|scope| {
-        for (ino, seed) in files.iter().zip(seeds) {
-            scope.spawn(move || {
-                let mut random = Random::new(seed);
-                (0..300).for_each(|_| crowd(changes, *ino, &mut random));
-            });
-        }
+    let refused: Vec<_> = thread::scope(|scope| {
+        let spawn = |(ino, seed): (&Ino, _)| {
+            let (ino, mut random) = (*ino, Random::new(seed));
+            scope.spawn(move || (0..300).filter(|_| crowd(changes, ino, &mut random)).count())
+        };
+        let threads: Vec<_> = files.iter().zip(seeds).map(spawn).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
-    assert_groups_keep_theirs(&engine);
+    // Both happen to all of them.
+    assert!(refused.iter().all(|refused| (5..300).contains(refused)), "{refused:?} of 300");
+    for some in drained.chunks(4) {
+        let mut t = engine.begin_step(Kind::Truncate, 0).unwrap();
+        for (ag, extent) in some {
+            let owner = ReverseOwner::special(XfsOwner::Inodes);
+            group::free_extent(&mut t, *ag, *extent, FreedFrom::Owner(owner)).unwrap();
+        }
+        t.commit().unwrap();
+    }
     engine.unmount().unwrap();
     volume.disk.assert_checks();
     drop(volume.disk.mount("", &[]));
+}
+
+/// All that is free is promised to another transaction, and the extents have no room for one more
+/// in their list.
+#[test]
+fn a_conversion_takes_no_block_of_others() {
+    let Some(volume) = ModelVolume::make(300, "", seed_of_run()) else { return };
+    let engine = engine(&volume.disk);
+    let changes = XfsFileChanges::new(&engine, &volume.ids);
+    let ino = volume.model.files[0].ino;
+    changes.truncate(ino, 0).unwrap();
+    let places: Vec<_> = (0..12)
+        .map(|piece| {
+            changes.allocate(ino, piece * 10..piece * 10 + 3).unwrap();
+            changes.prepare_write(ino, piece * 10 + 1..piece * 10 + 2).unwrap()
+        })
+        .collect();
+    engine.counters().set_reserve(0);
+    let all = engine.counters().free_for_files();
+    let other = engine.begin(Kind::Write, all).unwrap();
+    let outcomes: Vec<_> =
+        places.iter().map(|places| changes.commit_write(ino, places, None)).collect();
+    let refused = outcomes.iter().filter(|outcome| outcome.is_err()).count();
+    let errno = |outcome: &Result<()>| outcome.as_ref().err().map(Error::errno);
+    assert!(outcomes.iter().all(|outcome| matches!(errno(outcome), None | Some(Errno::NOSPC))));
+    assert!(refused > 0);
+    assert_eq!(changes.punch(ino, &(4096..2 * 4096)).unwrap_err().errno(), Errno::NOSPC);
+    drop(other);
+    for places in &places {
+        changes.commit_write(ino, places, None).unwrap();
+    }
+    engine.unmount().unwrap();
+    volume.disk.assert_checks();
+}
+
+/// Data that goes in place would show in a clone that was made meanwhile.
+#[test]
+fn a_clone_between_the_places_and_their_commit_is_found() {
+    let Some(mut volume) = ModelVolume::make(300, "", seed_of_run()) else { return };
+    let engine = engine(&volume.disk);
+    let changes = XfsFileChanges::new(&engine, &volume.ids);
+    volume.model.write(changes, 0, 0..10 * 4096, false);
+    let ino = volume.model.files[0].ino;
+    let places = changes.prepare_write(ino, 2..5).unwrap();
+    changes.commit_write(ino, &places, None).unwrap();
+    volume.model.share(changes, (0, 0), (1, 0), 10);
+    assert_eq!(changes.commit_write(ino, &places, None).unwrap_err().errno(), Errno::IO);
+    volume.assert_unmounts(engine);
 }

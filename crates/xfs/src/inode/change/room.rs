@@ -78,10 +78,23 @@ pub(crate) fn unmapping_needs_block(
     let geometry = t.geometry();
     let most = t.inode(ino)?.room(fork, geometry)? / size_of::<XfsExtentItem>();
     look(t, ino, fork, |records| {
-        let found = records.at_most(FileBlock(range.start))?;
-        let is_cut = found.is_some_and(|old| old.offset.0 < range.start && end(&old) > range.end);
-        Ok(is_cut && records.is_full(FileBlock(range.start), most)?)
+        Ok(cuts_extent(records, &range)? && records.is_full(FileBlock(range.start), most)?)
     })
+}
+
+/// Whether an extent of the fork is cut in two when a range of its blocks is unmapped.
+pub(crate) fn unmapping_cuts_extent(
+    t: &mut XfsTransaction<'_>,
+    ino: Ino,
+    fork: ForkName,
+    range: Range<u64>,
+) -> Result<bool> {
+    look(t, ino, fork, |records| cuts_extent(records, &range))
+}
+
+fn cuts_extent(records: &mut dyn ForkRecords, range: &Range<u64>) -> Result<bool> {
+    let found = records.at_most(FileBlock(range.start))?;
+    Ok(found.is_some_and(|old| old.offset.0 < range.start && end(&old) > range.end))
 }
 
 /// The extent or the hole of a fork from a block on.

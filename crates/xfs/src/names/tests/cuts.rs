@@ -1,6 +1,8 @@
 //! Power cuts at any write: a volume has the names of one moment, and nothing of inodes that had no
 //! name then.
 
+use std::time::{SystemTime, UNIX_EPOCH};
+
 use offshoot_device::{CrashDevice, CrashPlan};
 use offshoot_xfs_format::attr::XattrFlags;
 
@@ -31,7 +33,7 @@ fn cut_anywhere(options: &str, steps: usize) {
     let disk = XfsDisk::create(&judges, MIB);
     disk.mkfs(options);
     let device = Arc::new(CrashDevice::new(disk.device()));
-    let bench = NameBench::over(disk, device.clone(), options);
+    let bench = NameBench::pushed(disk, device.clone(), options);
     let tree =
         NameTree::read(&*XfsVolume::open(bench.disk.device(), &XfsOptions::default()).unwrap());
     let clock = 1_700_000_000;
@@ -41,9 +43,7 @@ fn cut_anywhere(options: &str, steps: usize) {
     for step in 0..steps {
         churn.step();
         moments.push(churn.tree.clone());
-        if step % 15 == 0 {
-            bench.engine.log().force_all().unwrap();
-        }
+        bench.engine.log().force_all().unwrap();
         if step % 50 == 0 {
             bench.engine.log().push_tail().unwrap();
         }
@@ -65,7 +65,11 @@ fn cut_anywhere(options: &str, steps: usize) {
         was_found.insert(moment);
         if number % 60 == 30 {
             let image = image_of(&*device, MIB);
-            tree.assert_kernel_finds(image.mount("nouuid", &[RECOVERY]).path());
+            let start =
+                i64::try_from(SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs());
+            let mount = image.mount("nouuid", &[RECOVERY]);
+            tree.assert_kernel_recovers(mount.path(), start.unwrap());
+            drop(mount);
             image.assert_checks();
         }
     }

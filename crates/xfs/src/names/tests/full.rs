@@ -19,8 +19,8 @@ fn fill(bench: &NameBench, ino: Ino) {
     }
 }
 
-fn full(options: &str) {
-    let Some(bench) = NameBench::make(128, options) else { return };
+fn full(mib: u64, options: &str) {
+    let Some(bench) = NameBench::make(mib, options) else { return };
     let mut churn = NameChurn::new(&bench, seed_of_run());
     let names = bench.names();
     let create = |churn: &mut NameChurn<'_>, (dir, name): (Ino, &[u8]), kind: XfsNewKind<'_>| {
@@ -113,15 +113,21 @@ fn a_full_group_sends_files_to_the_next_one() {
 
 #[test]
 fn names_are_removed_from_a_full_volume() {
-    full("--unsupported");
+    full(128, "--unsupported");
 }
 
 #[test]
 fn names_are_removed_from_a_full_volume_with_parent_pointers() {
-    full("--unsupported -n parent=1");
+    full(128, "--unsupported -n parent=1");
 }
 
 #[test]
 fn names_are_removed_from_a_full_volume_that_holds_nothing_back() {
-    full("--unsupported -m rmapbt=0,reflink=0,finobt=0,inobtcount=0");
+    full(128, "--unsupported -m rmapbt=0,reflink=0,finobt=0,inobtcount=0");
+}
+
+/// Each group has free lists and trees of free space that may grow, and few blocks.
+#[test]
+fn names_are_removed_from_a_full_volume_of_64_groups_with_parent_pointers() {
+    full(64 * 17, "--unsupported -d agcount=64 -n parent=1");
 }

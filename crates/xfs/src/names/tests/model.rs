@@ -302,6 +302,16 @@ impl NameTree {
         self.wants_whiteout = how.whiteout().map(drop);
     }
 
+    /// The parent pointers of both files of an exchange have changed.
+    pub(super) fn touch_exchanged(&mut self, from: NamePlace<'_>, to: NamePlace<'_>, at: i64) {
+        let both = [from, to].map(|place| self.find(place.dir, place.name).unwrap());
+        if both[0] != both[1] {
+            for ino in both {
+                self.node(ino).ctime = at;
+            }
+        }
+    }
+
     pub(super) fn add_whiteout(&mut self, from: NamePlace<'_>, ino: Ino, node: TreeNode) {
         self.node(from.dir).names.insert(from.name.to_vec(), ino);
         assert!(self.nodes.insert(ino, node).is_none());
@@ -323,10 +333,16 @@ impl NameTree {
 
     /// The kernel finds the same tree at `path`.
     pub(super) fn assert_kernel_finds(&self, path: &Path) {
-        self.assert_kernel_finds_node(path, self.root);
+        self.assert_kernel_finds_node(path, self.root, i64::MAX);
     }
 
-    fn assert_kernel_finds_node(&self, path: &Path, ino: Ino) {
+    /// The same when it has recovered the volume since `start`: it sets a time of each inode whose
+    /// parent pointer it has changed then.
+    pub(super) fn assert_kernel_recovers(&self, path: &Path, start: i64) {
+        self.assert_kernel_finds_node(path, self.root, start);
+    }
+
+    fn assert_kernel_finds_node(&self, path: &Path, ino: Ino, recovered: i64) {
         let node = &self.nodes[&ino];
         let found = path.symlink_metadata().unwrap();
         let kind = found.file_type();
@@ -349,7 +365,8 @@ impl NameTree {
         );
         let rdev = (rustix::fs::major(found.rdev()), rustix::fs::minor(found.rdev()));
         assert_eq!(rdev, node.rdev, "{path:?}");
-        assert_eq!((found.mtime(), found.ctime()), (node.mtime, node.ctime), "{path:?}");
+        let ctime = if found.ctime() >= recovered { node.ctime } else { found.ctime() };
+        assert_eq!((found.mtime(), ctime), (node.mtime, node.ctime), "{path:?}");
         if node.file_type == FileType::Symlink {
             let target = std::fs::read_link(path).unwrap();
             assert_eq!(target.as_os_str().as_bytes(), node.target, "{path:?}");
@@ -363,7 +380,8 @@ impl NameTree {
             assert!(found.iter().eq(node.names.keys()), "{path:?}");
         }
         for (name, below) in &node.names {
-            self.assert_kernel_finds_node(&path.join(OsStr::from_bytes(name)), *below);
+            let path = path.join(OsStr::from_bytes(name));
+            self.assert_kernel_finds_node(&path, *below, recovered);
         }
     }
 }

@@ -7,7 +7,7 @@ use offshoot_vfs::Result;
 use offshoot_xfs_format::superblock::XfsSuperblockFields;
 use offshoot_xfs_format::{BasicBlock, Ino};
 
-use super::{HeldContent, XfsTransaction};
+use super::{HeldContent, MissedHeaders, XfsTransaction};
 use crate::buffer::{BufferRole, XfsBuffer};
 use crate::log::{LogSequence, LoggedItem};
 use crate::trans::buffer_item::{BufferChange, LoggedBuffer};
@@ -43,7 +43,7 @@ impl XfsTransaction<'_> {
 
     /// Proves what is to be published. A mistake, ours or one that the volume has led to, ends the
     /// transaction here; later it would end all writing.
-    fn prove_changes(&self) -> Result<()> {
+    pub(crate) fn prove_changes(&self) -> Result<()> {
         self.buffers.iter().try_for_each(|(place, held)| match &held.content {
             HeldContent::Changed { bytes, .. } => {
                 held.role.verify_changed(self.geometry(), *place, bytes)
@@ -79,6 +79,7 @@ impl XfsTransaction<'_> {
         };
         if !matches!(sequence, Some(Err(_))) {
             let changed = || items.inodes.iter().map(|item| item.place.ino);
+            let _gates = shared.buffers.gates(changed());
             changed().for_each(|ino| shared.buffers.begin_publishing(ino));
             // While no buffer can go home: one that is published behind that stays in memory.
             for (place, buffer) in published {
@@ -107,8 +108,10 @@ impl XfsTransaction<'_> {
             self.engine.has_attributes.store(true, Ordering::Relaxed);
         }
         self.engine.counters.apply(&std::mem::take(&mut self.counts), &mut self.promised);
+        self.engine.unlinked.apply(std::mem::take(&mut self.unlinked));
         self.freed.clear();
         self.given_up.clear();
+        self.missed = MissedHeaders::default();
         self.unlock_all_but(kept);
         Ok(sequence)
     }

@@ -1,6 +1,6 @@
 //! The free blocks that a transaction may take, those that it must not use yet, and what it counts.
 
-use offshoot_vfs::Result;
+use offshoot_vfs::{Errno, Error, Result};
 use offshoot_xfs_format::{AgNumber, FsBlock};
 
 use super::XfsTransaction;
@@ -47,15 +47,39 @@ impl<'e> XfsTransaction<'e> {
     }
 
     /// The same for a change that has to succeed on a full volume, and rarely takes a block: it may
-    /// take blocks of the reserve, and gets as many of these as there are.
-    pub(crate) fn promise_of_reserve(&mut self, blocks: u64) {
+    /// take blocks of the reserve, and gets as many of these as there are. Returns how many. When
+    /// it has taken what it needs it proves that by [`Self::require_promised`].
+    pub(crate) fn promise_of_reserve(&mut self, blocks: u64) -> u64 {
         self.claim = self.claim.max(SpaceClaim::Reserve);
-        self.promised += self.engine.counters.promise_most(blocks, self.claim);
+        let granted = self.engine.counters.promise_most(blocks, self.claim);
+        self.promised += granted;
+        granted
     }
 
-    /// Whether this step has taken more free blocks than it has freed.
-    pub(crate) fn has_taken_blocks(&self) -> bool {
-        self.counts.free_blocks < 0
+    /// Proves that this step, which no group has grown a tree for, has taken no more free blocks
+    /// than were promised to it: others would have had them.
+    ///
+    /// # Errors
+    /// `ENOSPC`.
+    pub(crate) fn require_promised(&self) -> Result<()> {
+        let taken = self.counts.free_blocks.min(0).unsigned_abs();
+        if self.claim == SpaceClaim::All || taken <= self.promised {
+            return Ok(());
+        }
+        let what = format!("{taken} blocks, of which {} were promised", self.promised);
+        Err(Error::posix(Errno::NOSPC, what))
+    }
+
+    /// Makes blocks of a group, which has so many free, those of the trees that the chain of this
+    /// transaction may grow. Returns false when other chains leave too few. The transaction has the
+    /// AGF.
+    pub(crate) fn claim_tree_room(&mut self, ag: AgNumber, blocks: u64, free: u64) -> bool {
+        let has_claim = self.tree_rooms.contains_key(&ag);
+        let is_there = has_claim || self.engine.counters.claim_tree_room(ag, blocks, free);
+        if is_there && !has_claim {
+            self.tree_rooms.insert(ag, blocks);
+        }
+        is_there
     }
 
     /// Adds to the counters of the superblock.
