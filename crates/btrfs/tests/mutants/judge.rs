@@ -394,7 +394,7 @@ const BAD_EXTENT: &str = "root # inode #: bad file extent";
 const OTHER_ADDRESS: &str =
     "data extent[#, #] bytenr mimsmatch, extent item bytenr # file item bytenr #";
 const NO_EXTENT_ITEM: &str = "Missing extent item in extent tree for disk_bytenr #, num_bytes #";
-const ODD_CSUM: &str = "root # inode #: odd csum item";
+pub(crate) const ODD_CSUM: &str = "root # inode #: odd csum item";
 const NO_CSUM: &str = "root # inode #: some csum missing";
 
 /// The complaint that stands for a `btrfs check` that was stopped.

@@ -55,7 +55,7 @@ use std::time::Duration;
 
 use churn::Churn;
 use image::Patched;
-use judge::{CheckJudge, CheckMode, NO_END};
+use judge::{CheckJudge, CheckMode, NO_END, ODD_CSUM};
 use mutation::{from_env, seed_of};
 use offshoot_btrfs::{BtrfsVolume, EngineOptions, SubvolumeId};
 use offshoot_device::{BlockDevice, MemoryDevice};
@@ -347,11 +347,15 @@ fn verdict(
         u64::from(outcome.told.iter().any(|told| told.contains("the volume is only read")));
     problems.extend(complaints(&mut sound.judge, mutant, members));
     // `btrfs check` looks only at runs of checksums that are followed by others, so a write can
-    // bring a run without an extent to its sight that the patch has made.
-    let was_hidden = |kind: &str| patch.is_of_extents && kind.starts_with("csum exists for #");
-    problems.retain(
-        |problem| !matches!(problem, MutantProblem::Complaint(kind, _) if was_hidden(kind)),
-    );
+    // bring a run to its sight that has had no extent, or an unwritten one, since the patch.
+    let was_hidden = |kind: &str, text: &str| {
+        let is_of_patch = |ino| kind == ODD_CSUM && text.contains(&format!(" {ino} "));
+        patch.is_of_extents && kind.starts_with("csum exists for #")
+            || patch.extent_of.is_some_and(is_of_patch)
+    };
+    problems.retain(|problem| {
+        !matches!(problem, MutantProblem::Complaint(kind, text) if was_hidden(kind, text))
+    });
     tally.complained_of += u64::from(!problems.is_empty());
     if let Ok(before) = &outcome.before {
         let lost = match show(members) {

@@ -28,6 +28,8 @@ pub(crate) struct Patch {
     block: Option<(usize, Vec<u8>)>,
     /// Whether the block is of the extent tree or the checksum tree.
     pub(crate) is_of_extents: bool,
+    /// The inode whose record of an extent changes.
+    pub(crate) extent_of: Option<u64>,
     /// The bytes that change in all superblocks, by their offset.
     superblock: Option<(usize, Vec<u8>)>,
 }
@@ -148,7 +150,9 @@ impl Structures {
         let (key, at) = (self.leaves[&leaf][slot].0, header(bytes).bytenr.get());
         let what = format!("tree {tree}, leaf {at}, {key}: {done}");
         let is_of_extents = [TreeId::EXTENT, TreeId::CSUM].contains(&tree);
-        Some(Patch { what, block: Some((number, packed)), is_of_extents, superblock: None })
+        let extent_of = (key.item_type == ItemType::EXTENT_DATA).then_some(key.objectid);
+        let block = Some((number, packed));
+        Some(Patch { what, block, is_of_extents, extent_of, superblock: None })
     }
 }
 
@@ -256,7 +260,7 @@ fn superblock(target: &DamageTarget, random: &mut Random) -> Patch {
     let changed = bytes[field.at..field.at + field.width].to_vec();
     let superblock = Some((field.at, changed));
     let what = format!("superblock: {done}");
-    Patch { what, block: None, is_of_extents: false, superblock }
+    Patch { what, block: None, is_of_extents: false, extent_of: None, superblock }
 }
 
 impl Patch {
