@@ -130,13 +130,21 @@ impl<'a> FileContent<'a> {
 
     /// The first range of data from `offset` on.
     pub(crate) fn next_data(&self, offset: u64) -> Result<Option<Range<u64>>> {
-        if offset >= self.size() {
+        self.first_data(offset..u64::MAX, u64::MAX)
+    }
+
+    /// The first data in a range. What follows it without a gap belongs to it, until it has `most`
+    /// bytes.
+    pub(crate) fn first_data(&self, range: Range<u64>, most: u64) -> Result<Option<Range<u64>>> {
+        if range.start >= self.size() {
             return Ok(None);
         }
-        let mut pieces = self.pieces(offset..u64::MAX)?;
+        let mut pieces = self.pieces(range)?;
         let Some(first) = pieces.next()? else { return Ok(None) };
         let mut found = first.range;
-        while let Some(next) = pieces.next()?.filter(|next| next.range.start == found.end) {
+        while found.end - found.start < most
+            && let Some(next) = pieces.next()?.filter(|next| next.range.start == found.end)
+        {
             found.end = next.range.end;
         }
         Ok(Some(found))

@@ -16,7 +16,6 @@
 //! each block with entries: it shows each entry that stays, and may miss one that moves, as any
 //! listing may.
 
-#[cfg_attr(not(test), expect(dead_code, reason = "calls that change names are to come"))]
 pub(crate) mod change;
 mod children;
 
@@ -82,6 +81,20 @@ impl<'a> XfsDirectory<'a> {
             let (dir, name) = (file_id(self.ino), name.escape_ascii());
             Error::posix(Errno::NOENT, format!("`{name}` in {dir}"))
         })
+    }
+
+    /// A number that is another one after each commit of the directory.
+    fn commits(&self) -> u64 {
+        self.buffers.inode_commits(self.ino)
+    }
+
+    /// Whether a name leads to an inode.
+    fn leads_to(&self, name: &[u8], ino: Ino) -> Result<bool> {
+        match self.lookup(name) {
+            Ok(found) => Ok(found == ino),
+            Err(Error::Posix { errno: Errno::NOENT, .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     /// The directory above.

@@ -65,13 +65,16 @@ use offshoot_xfs_format::Ino;
 use offshoot_xfs_format::inode::{XfsInodeFlags, file_type};
 
 use crate::defer::{DeferredChain, DeferredWork, IntentIds};
+pub(crate) use share::XfsCloneRange;
+pub(crate) use write::XfsWritePlace;
+
 use crate::trans::{ForkName, XfsTransaction, XfsTransactionKind as Kind, XfsTransactions};
 
 /// The fork with the data.
 const FORK: ForkName = ForkName::Data;
 
 /// The bytes of a file are at most these.
-const MOST_BYTES: u64 = i64::MAX.cast_unsigned();
+pub(crate) const MOST_BYTES: u64 = i64::MAX.cast_unsigned();
 
 /// How often a step begins again because other transactions have locked the groups that it wants.
 const MOST_TRIES: usize = 1000;

@@ -125,7 +125,6 @@ impl VolumeCounters {
     }
 
     /// The free blocks that files may have.
-    #[cfg_attr(not(test), expect(dead_code, reason = "the mount will tell them"))]
     pub(crate) fn free_for_files(&self) -> u64 {
         self.state.lock().free(SpaceClaim::Files)
     }
