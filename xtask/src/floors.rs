@@ -63,6 +63,7 @@ const XFS: EngineFloors = EngineFloors {
         &["names"],
         &["recover"],
         &["volume"],
+        &["live"],
         &["check", "filesystem", "mkfs"],
         &["rescue"],
     ],
