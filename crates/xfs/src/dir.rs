@@ -83,20 +83,6 @@ impl<'a> XfsDirectory<'a> {
         })
     }
 
-    /// A number that is another one after each commit of the directory.
-    fn commits(&self) -> u64 {
-        self.buffers.inode_commits(self.ino)
-    }
-
-    /// Whether a name leads to an inode.
-    fn leads_to(&self, name: &[u8], ino: Ino) -> Result<bool> {
-        match self.lookup(name) {
-            Ok(found) => Ok(found == ino),
-            Err(Error::Posix { errno: Errno::NOENT, .. }) => Ok(false),
-            Err(error) => Err(error),
-        }
-    }
-
     /// The directory above.
     pub(crate) fn above(&self) -> Result<Ino> {
         self.at_one_moment(|directory| {

@@ -4,6 +4,7 @@ mod change;
 
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
+use std::thread;
 
 use offshoot_device::BlockDevice;
 use offshoot_kit::read_ahead::ReadAhead;
@@ -15,6 +16,7 @@ use offshoot_xfs_format::superblock::XfsSuperblock;
 use offshoot_xfs_format::{AgNumber, Ino, XfsGeometry};
 
 use crate::attr::FileXattrs;
+use crate::buffer::MOST_TRIES;
 use crate::data::FileContent;
 use crate::dir::{DirectoryChildren, XfsDirectory};
 use crate::group;
@@ -33,6 +35,7 @@ const KEPT_BLOCKS: u64 = 8;
 /// An XFS volume that is open, for reading or for writing.
 #[derive(Debug)]
 pub struct XfsVolume {
+    /// The thread that makes changes durable in time.
     idle: Option<XfsIdleThread>,
     /// What writes it, when it is open for writing.
     live: Option<Arc<XfsLive>>,
@@ -48,7 +51,7 @@ pub struct XfsVolume {
 impl Drop for XfsVolume {
     fn drop(&mut self) {
         drop(self.idle.take());
-        if let Some(live) = self.live.as_ref().filter(|_| !std::thread::panicking()) {
+        if let Some(live) = self.live.as_ref().filter(|_| !thread::panicking()) {
             live.shut_down_at_last();
         }
     }
@@ -197,6 +200,19 @@ impl XfsVolume {
             .map_err(of(file))
     }
 
+    /// The name of a directory in the one above it.
+    fn name_in(&self, above: FileId, dir: FileId) -> Result<Vec<u8>> {
+        let child = Ino(dir.ino);
+        let name = self.in_directory(above, |above| self.children.name_of(above, child));
+        name.map_err(|error| match error {
+            Error::Posix { errno, .. } if errno != Errno::AGAIN => {
+                let problem = format!("{above}, which is above it, is not a directory");
+                Error::corrupt(Structure::Directory, problem).in_file(dir)
+            }
+            error => error,
+        })
+    }
+
     /// What writes the volume.
     ///
     /// # Errors
@@ -296,20 +312,26 @@ impl FileSystem for XfsVolume {
     }
 
     fn parent(&self, dir: FileId) -> Result<Option<Parent>> {
-        let above = self.in_directory(dir, |directory| directory.above().map(file_id))?;
-        if dir == self.root() {
-            return Ok(None);
-        }
-        let child = Ino(dir.ino);
-        let name = self.in_directory(above, |above| self.children.name_of(above, child));
-        let name = name.map_err(|error| match error {
-            Error::Posix { .. } => {
-                let problem = format!("{above}, which is above it, is not a directory");
-                Error::corrupt(Structure::Directory, problem).in_file(dir)
+        let buffers = &self.volume.buffers;
+        for _ in 0..MOST_TRIES {
+            let moment = buffers.moment(Ino(dir.ino));
+            let above = self.in_directory(dir, |directory| directory.above().map(file_id))?;
+            if dir == self.root() {
+                return Ok(None);
             }
-            error => error,
-        })?;
-        Ok(Some(Parent { dir: above, name }))
+            let error = match self.name_in(above, dir) {
+                Ok(name) => return Ok(Some(Parent { dir: above, name })),
+                Err(error) => error,
+            };
+            // Another thread may have moved or removed it.
+            if moment.is_some_and(|moment| buffers.is_moment(Ino(dir.ino), moment)) {
+                let is_removed = self.live.is_some() && self.inode(dir)?.core.links() == 0;
+                let removed = || Error::posix(Errno::NOENT, format!("{dir}, which was removed"));
+                return Err(if is_removed { removed() } else { error });
+            }
+            thread::yield_now();
+        }
+        Err(Error::posix(Errno::AGAIN, format!("{dir} moves all the time")))
     }
 
     fn attr(&self, file: FileId) -> Result<Attr> {

@@ -25,7 +25,7 @@ use offshoot_xfs_format::{AgBlock, AgIno, AgNumber, BasicBlock, Ino, XfsGeometry
 use quick_cache::Weighter;
 use quick_cache::sync::Cache;
 
-use crate::buffer::{BufferRole, DiskRun, MOST_TRIES, XfsBuffers, damaged_at};
+use crate::buffer::{BufferRole, DiskRun, XfsBuffers, damaged_at};
 use crate::group;
 use fork::{ForkContents, LoadedFork};
 

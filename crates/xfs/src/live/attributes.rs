@@ -5,7 +5,7 @@ use offshoot_vfs::{Errno, Error, FileFlags, FileId, FileType, Result, SetAttr, T
 use offshoot_xfs_format::inode::{XfsInodeCore, XfsInodeFlags};
 
 use super::{FIXED, XfsLive, ino_of, refuse_flags};
-use crate::attr::xattr;
+use crate::attr::FileXattrs;
 use crate::inode::{LoadedInode, SHOWN_FLAGS, xfs_time};
 
 impl XfsLive {
@@ -38,7 +38,7 @@ impl XfsLive {
 
     /// The access control list of a file with these permissions, if it has one.
     fn list_with(&self, inode: &LoadedInode, permissions: u32) -> Result<Option<Acl>> {
-        let value = match xattr(self.buffers(), &self.reading, inode.file(), ACCESS) {
+        let value = match FileXattrs::new(self.buffers(), &self.reading, inode.file()).get(ACCESS) {
             Err(Error::Posix { errno: Errno::NODATA, .. }) => return Ok(None),
             value => value?,
         };

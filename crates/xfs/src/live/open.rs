@@ -116,17 +116,17 @@ impl XfsLive {
 
     /// Frees an inode without names. An error is told: the call that took the last name has done
     /// so, and the next opening of the volume frees the inode.
+    ///
+    /// Its number is free before the call returns, and another thread may make a file with it. So
+    /// the state is that of a new inode before.
     fn free_nameless(&self, locked: &LockedFiles<'_>, ino: Ino) {
-        match self.names().inactivate(ino) {
-            Ok(()) => {
-                locked.with_state(ino, |state| {
-                    *state = LiveInodeState { opens: state.opens, ..LiveInodeState::default() };
-                });
-            }
-            Err(error) => {
-                let problem = error.to_string();
-                tell(self.reporter.as_ref(), &XfsReport::NotFreed { ino: ino.0, problem });
-            }
+        locked.with_state(ino, |state| {
+            *state = LiveInodeState { opens: state.opens, ..LiveInodeState::default() };
+        });
+        if let Err(error) = self.names().inactivate(ino) {
+            locked.with_state(ino, |state| state.is_nameless = true);
+            let problem = error.to_string();
+            tell(self.reporter.as_ref(), &XfsReport::NotFreed { ino: ino.0, problem });
         }
     }
 }

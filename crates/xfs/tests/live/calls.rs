@@ -239,6 +239,8 @@ fn readers_of_names_find_whole_directories() {
     let opened = WrittenXfs::new(&disk);
     let (files, root) = (&opened.files, opened.root());
     let stays = opened.files.mkdir(opened.place("a directory that stays"), &NEW).unwrap();
+    let places = [EntryPlace { dir: stays, name: b"in" }, EntryPlace { dir: root, name: b"out" }];
+    let moves = opened.files.mkdir(places[1], &NEW).unwrap();
     let is_done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         for _ in 0..2 {
@@ -255,6 +257,8 @@ fn readers_of_names_find_whole_directories() {
                         .unwrap();
                     assert!(has_it, "a name that stays");
                     assert_eq!(files.parent(stays).unwrap().unwrap().dir, root);
+                    let above = files.parent(moves).unwrap().unwrap().dir;
+                    assert!([root, stays].contains(&above));
                     for (name, file) in found.iter().take(20) {
                         let gone = [
                             files.attr_of_entry(root, name, *file).map(drop),
@@ -267,6 +271,15 @@ fn readers_of_names_find_whole_directories() {
                 }
             });
         }
+        scope.spawn(|| {
+            for number in 0.. {
+                let from = usize::from(number % 2 == 0);
+                files.rename(places[from], places[1 - from], AT).unwrap();
+                if is_done.load(Ordering::Relaxed) {
+                    break;
+                }
+            }
+        });
         let writers: Vec<_> = (0..2)
             .map(|thread| {
                 scope.spawn(move || {
