@@ -14,7 +14,6 @@ mod file;
 mod in_place;
 mod ordered;
 mod pack;
-mod pages;
 mod pieces;
 mod prealloc;
 mod scratch;
@@ -56,7 +55,7 @@ pub(crate) use ordered::OrderedExtent;
 pub(crate) use pack::{
     CompressionChunk, CompressionChunks, MOST_AT_ONCE, Packing, chunks_of, pack_inline,
 };
-pub(crate) use pages::AlignedBytes;
+pub(crate) use offshoot_kit::pages::AlignedBytes;
 pub(crate) use pieces::extent_len;
 use pieces::{Decode, PieceSource, Pieces, ReadPiece};
 pub(crate) use prealloc::{first_gap, preallocate};

@@ -21,6 +21,7 @@
 //! | `buffer_item`, `runs`, `inode_item`, `made` | what the log carries, and how it goes home |
 //! | `shared`, `locks` | the tables of these, and the locks by place and by number |
 //! | `busy`, `counters` | extents whose change is not durable; the counters of the superblock |
+//! | `promise` | free blocks that are promised to data before a transaction takes them |
 //! | `reservation`, `log_sizes`, `levels` | how much log space each kind takes |
 
 mod buffer_item;
@@ -33,6 +34,7 @@ mod levels;
 mod locks;
 mod log_sizes;
 mod made;
+mod promise;
 mod reservation;
 mod runs;
 mod shared;
@@ -61,6 +63,7 @@ use inode_item::InodePlace;
 pub(crate) use levels::MostTreeLevels;
 pub(crate) use locks::KeyLocks;
 pub(crate) use log_sizes::{DIRECTORY_BLOCKS, HASH_BLOCKS, ReservationSizes};
+pub(crate) use promise::BlockPromise;
 pub(crate) use reservation::{LogReservations, QUOTAS, XfsLogReservation, XfsTransactionKind};
 pub(crate) use runs::BufferRuns;
 use shared::{EmptiedTables, TransactionShared};
@@ -78,7 +81,7 @@ pub(crate) struct XfsTransactions {
     _tables: EmptiedTables,
     reservations: LogReservations,
     most_levels: MostTreeLevels,
-    counters: VolumeCounters,
+    counters: Arc<VolumeCounters>,
     /// What was freed. No file gets it before that is durable.
     busy: UnsettledExtents,
     /// What a file has lost, and another place has. No data is written to it before.
@@ -105,7 +108,7 @@ impl XfsTransactions {
             log,
             reservations: LogReservations::of(&superblock.geometry),
             most_levels: MostTreeLevels::of(&superblock.geometry),
-            counters: VolumeCounters::new(space, superblock.geometry.blocks, stop),
+            counters: Arc::new(VolumeCounters::new(space, superblock.geometry.blocks, stop)),
             busy: UnsettledExtents::default(),
             given_up: UnsettledExtents::default(),
             superblock: superblock.fields,

@@ -22,7 +22,7 @@ use super::checksums::remove_stale_checksums;
 use super::drop::{drop_range, overlaps};
 use super::insert_checksums;
 use super::pack::CompressionChunk;
-use super::pages::AlignedBytes;
+use super::AlignedBytes;
 use super::prealloc::mark_written;
 use crate::storage::{MemberWrite, WrittenCopy};
 use crate::transaction::{Base, ExtentKind, RefOwner, TransactionHandle};

@@ -19,6 +19,7 @@ use super::counters::{CountChanges, SpaceClaim};
 use super::inode::XfsChangedInode;
 use super::inode_item::NEXT_UNLINKED;
 use super::made::MadeChunk;
+use super::promise::BlockPromise;
 use super::runs::BufferRuns;
 use super::{XfsTransactions, misused};
 use crate::buffer::{BufferRole, DiskRun, XfsBuffer};
@@ -64,6 +65,8 @@ pub(crate) struct XfsTransaction<'e> {
     promised: u64,
     /// Which of them.
     claim: SpaceClaim,
+    /// The promise that it borrows from, which gets back what it does not take.
+    lender: Option<Arc<BlockPromise>>,
     /// What it has freed.
     freed: Vec<(AgNumber, AgExtent)>,
     /// What a file has lost by it, and another place has.
@@ -86,6 +89,7 @@ impl<'e> XfsTransaction<'e> {
             counts: CountChanges::default(),
             promised,
             claim,
+            lender: None,
             freed: Vec::new(),
             given_up: Vec::new(),
         }
@@ -416,6 +420,9 @@ fn group_order(role: BufferRole) -> Option<(u32, u8)> {
 impl Drop for XfsTransaction<'_> {
     fn drop(&mut self) {
         self.unlock_all_but(&[]);
-        self.engine.counters.release(self.promised);
+        match &self.lender {
+            Some(lender) => lender.take_back(self.promised),
+            None => self.engine.counters.release(self.promised),
+        }
     }
 }

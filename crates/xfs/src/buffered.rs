@@ -1,0 +1,234 @@
+//! Data of files that is only in memory: written by programs, and not on the device yet.
+//!
+//! ```text
+//! write        | blocks are promised | bytes go to memory
+//! write-back   | places (`file`)     | bytes go to the device | the places are mapped, the size grows
+//! ```
+//!
+//! A file has whole blocks in memory. A write fills the rest of its first and its last block from
+//! the device, or with zeros. Memory behind the end of a file is always zeros.
+//!
+//! # Promises
+//!
+//! A write of a block that a hole has, or that files share, takes a promise of one block. While a
+//! file has such blocks, or unwritten ones, in memory, it has a promise for its tree of extents
+//! too: as if each block became an extent of its own, and what one step may need on top. `ENOSPC`
+//! is an answer to a write, and never to a write-back. With blocks of 4 KiB and a tree of at most
+//! five levels:
+//!
+//! ```text
+//! written over blocks of its own    0 blocks
+//! the first block of a file         1 for data, 1 for an extent, 2 * 5 + 1 for a step    13
+//! 1000 blocks of a hole             1000, and 17 for extents, and 11                   1028
+//! ```
+//!
+//! The trees of groups have blocks that are held back for them (`group`). A volume without so many
+//! free blocks writes everything back once: most of what is promised to trees comes back then, and
+//! only if that is too little the write fails.
+//!
+//! A promise is the worst case, so a change that makes it too large needs no care: another thread
+//! allocates the hole, or the other file that shared a block is removed. What could make it too
+//! small needs the range written back first: a clone lets files share blocks.
+//!
+//! # Write-back
+//!
+//! The longest rows of blocks go first to places in few extents, and then to the device in few
+//! writes; of many small files together. A write-back has the bytes as they were when it began. What
+//! programs write meanwhile goes to a copy, and stays for the next one. The bytes leave memory when
+//! the file maps what is on the device, so a reader that looks into memory first and at the
+//! mapping then finds the old bytes or the new ones. The size on the device grows with each row, up
+//! to its end, so that a crash shows no size without the data. When a write-back fails, all that it
+//! did not commit stays in memory, and the next one tries again.
+//!
+//! Files are written back when a thread asks for it, when their data is old, when half of the bound
+//! is used, and by a writer that finds all of the bound used.
+//!
+//! # Locks
+//!
+//! | call | what the caller holds |
+//! |---|---|
+//! | `write`, `write_direct`, `truncate`, `discard`, and `settle` with the change that follows | the lock of the inode, exclusively |
+//! | `read`, `visit`, `next_data`, and `settle` for a direct read | the lock of the inode, shared |
+//! | `write_back`, `write_back_all`, `write_back_due` | any lock of inodes, or none, but no [`SettledFile`] |
+//!
+//! A file has two locks. `outgoing` is held by a write-back from its beginning to its end, and by a
+//! change of the mapping of the file; of several files it is taken in ascending order, or only
+//! tried. `state` is held for the bytes in memory. In this order: locks of inodes, `outgoing`,
+//! `state`, and then those of transactions or the table of files. No transaction is open when a
+//! lock of this room is taken.
+//!
+//! | file | what it does |
+//! |---|---|
+//! | `memory` | the bytes of one file, and what is promised to them |
+//! | `read`, `write` | calls that read and change a file |
+//! | `write_back` | from memory to the device |
+//! | `upkeep` | bounds, ages, the background |
+
+mod memory;
+mod read;
+#[cfg(test)]
+mod tests;
+mod upkeep;
+mod write;
+mod write_back;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use offshoot_kit::counter::{NonNegativeCounter, WriteStop};
+use offshoot_kit::read_ahead::ReadAhead;
+use offshoot_kit::sync::Mutex;
+use offshoot_xfs_format::Ino;
+
+use crate::buffer::XfsBuffers;
+use crate::defer::IntentIds;
+use crate::file::XfsFileChanges;
+use crate::inode::XfsInodes;
+use crate::trans::XfsTransactions;
+pub(crate) use memory::BufferedFile;
+use upkeep::WriteBackSignal;
+pub(crate) use write::SettledFile;
+
+/// The part of the memory for the cache that data may take besides.
+const PART_OF_CACHE: u64 = 2;
+
+/// The age at which data is written back in the background.
+const USUAL_AGE: Duration = Duration::from_secs(30);
+
+/// How much data is in memory at most, and how long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct BufferLimits {
+    /// The bytes of all files. A write may go over it by its last MiB.
+    pub(crate) bytes: u64,
+    /// The age at which data is written back in the background.
+    pub(crate) age: Duration,
+}
+
+impl BufferLimits {
+    /// The limits of a volume with a cache of so many bytes.
+    pub(crate) fn of_cache(cache_bytes: u64) -> Self {
+        Self { bytes: cache_bytes / PART_OF_CACHE, age: USUAL_AGE }
+    }
+}
+
+macro_rules! statistics {
+    ($($(#[doc = $doc:literal])+ $name:ident,)+) => {
+        /// What the buffers of a volume did since it was opened.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub(crate) struct BufferedStatistics {
+            $($(#[doc = $doc])+ pub(crate) $name: u64,)+
+        }
+
+        /// The counters behind [`BufferedStatistics`].
+        #[derive(Debug, Default)]
+        struct BufferedCounters {
+            $($name: AtomicU64,)+
+        }
+
+        impl BufferedCounters {
+            fn get(&self) -> BufferedStatistics {
+                BufferedStatistics { $($name: self.$name.load(Relaxed),)+ }
+            }
+        }
+    };
+}
+
+statistics! {
+    /// Blocks that writes have promised themselves.
+    promised_blocks,
+    /// Rows of blocks that were written back.
+    rows,
+    /// Places that they went to.
+    places,
+    /// Writes to the device.
+    device_writes,
+    /// Their bytes.
+    device_bytes,
+    /// How often a row could not be written back.
+    failures,
+    /// How often a writer wrote back because all of the bound was used.
+    waits_at_bound,
+    /// How often a writer wrote back because no block was free.
+    waits_for_space,
+}
+
+fn count(counter: &AtomicU64, by: u64) {
+    counter.fetch_add(by, Relaxed);
+}
+
+/// The files of a volume that have data in memory.
+#[derive(Debug)]
+pub(crate) struct BufferedFiles {
+    /// Those with data in memory.
+    dirty: Mutex<BTreeMap<Ino, Arc<BufferedFile>>>,
+    /// The bytes of all files.
+    bytes: NonNegativeCounter,
+    limits: BufferLimits,
+    signal: WriteBackSignal,
+    counters: BufferedCounters,
+}
+
+impl BufferedFiles {
+    /// None yet.
+    pub(crate) fn new(limits: BufferLimits, stop: &Arc<WriteStop>) -> Self {
+        Self {
+            dirty: Mutex::default(),
+            bytes: NonNegativeCounter::new("buffered bytes", stop),
+            limits,
+            signal: WriteBackSignal::default(),
+            counters: BufferedCounters::default(),
+        }
+    }
+
+    /// The bytes in memory of all files.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes.get()
+    }
+
+    pub(crate) fn statistics(&self) -> BufferedStatistics {
+        self.counters.get()
+    }
+
+    /// Those with data in memory, by number.
+    fn all(&self) -> Vec<Arc<BufferedFile>> {
+        self.dirty.lock().values().cloned().collect()
+    }
+}
+
+/// What reads and changes the data of files through memory.
+#[derive(Clone, Copy)]
+pub(crate) struct XfsBufferedData<'e> {
+    pub(crate) transactions: &'e XfsTransactions,
+    pub(crate) ids: &'e IntentIds,
+    pub(crate) inodes: &'e XfsInodes,
+    pub(crate) read_ahead: &'e ReadAhead,
+    pub(crate) files: &'e BufferedFiles,
+}
+
+impl<'e> XfsBufferedData<'e> {
+    fn buffers(&self) -> &'e XfsBuffers {
+        self.transactions.buffers()
+    }
+
+    fn changes(&self) -> XfsFileChanges<'e> {
+        XfsFileChanges::new(self.transactions, self.ids)
+    }
+
+    fn block_bytes(&self) -> u64 {
+        self.transactions.geometry().block_size() as u64
+    }
+
+    /// The buffer of a regular file, whose size on the device is `size`: a new one, unless one has
+    /// data. The caller keeps one for each inode in use.
+    pub(crate) fn file(&self, ino: Ino, size: u64) -> Arc<BufferedFile> {
+        let found = self.files.dirty.lock().get(&ino).cloned();
+        found.unwrap_or_else(|| Arc::new(BufferedFile::new(self.transactions, ino, size)))
+    }
+}
+
+/// A number of bytes that lie in memory.
+fn index(bytes: u64) -> usize {
+    usize::try_from(bytes).unwrap_or(usize::MAX)
+}

@@ -1,0 +1,74 @@
+//! Devices that fail: data stays in memory, and each call says so once.
+
+use std::sync::Arc;
+
+use offshoot_device::{BlockDevice, Fault, FaultDevice, RequestKind};
+use offshoot_testkit::random::seed_of_run;
+use offshoot_vfs::Errno;
+
+use super::{BufferModel, BufferedEngine, MadeVolume, WIDE};
+use crate::buffered::BufferLimits;
+use crate::log::XfsLogOptions;
+
+#[test]
+fn data_that_cannot_be_written_stays_in_memory() {
+    let Some(volume) = MadeVolume::make(300, "") else { return };
+    let device = Arc::new(FaultDevice::new(volume.disk.writable_device()));
+    let limits = BufferLimits { bytes: 4 << 20, ..WIDE };
+    let engine = BufferedEngine::on(device.clone(), limits, &XfsLogOptions::default());
+    let data = engine.data();
+    let mut model = BufferModel::new(&volume, data, seed_of_run());
+    model.write(data, 0, 0..50 * 4096, false);
+    model.share(data, (0, 0), (1, 0), 50);
+    // The next write to the device is that of data. It fails for a hole, for shared blocks, in
+    // place, and past memory.
+    for (file, bytes) in [(2, 0..30_000), (0, 5000..90_000), (2, 100..20_000)] {
+        model.write(data, file, bytes, false);
+        let promised = engine.transactions.counters().promised();
+        for _ in 0..2 {
+            let number = device.count(RequestKind::Writes);
+            device.strike(RequestKind::Writes, number, Fault::Error);
+            let error = data.make_durable(&model.files[file].buffer).unwrap_err();
+            assert_eq!(error.errno(), Errno::IO, "{error}");
+            assert!(model.files[file].buffer.is_dirty());
+            model.read(data, file);
+        }
+        // What staged blocks took is promised again.
+        let again = engine.transactions.counters().promised();
+        assert!(file == 2 || again >= promised, "{again} of {promised}");
+        data.make_durable(&model.files[file].buffer).unwrap();
+        assert!(!model.files[file].buffer.is_dirty());
+        assert_eq!(engine.transactions.counters().promised(), 0);
+    }
+    assert_eq!(engine.files.statistics().failures, 6);
+    let number = device.count(RequestKind::Writes);
+    device.strike(RequestKind::Writes, number, Fault::Error);
+    let error = data.write_direct(&model.files[0].buffer, 0, &[7; 8192]).unwrap_err();
+    assert_eq!(error.errno(), Errno::IO, "{error}");
+    volume.assert_cut_recovers(&engine, &model);
+    volume.assert_unmounts(engine, &model);
+}
+
+/// At the bound a writer gets the error, so memory stays bounded. No thread tries without an end.
+#[test]
+fn a_writer_at_the_bound_gets_the_error_of_the_device() {
+    let Some(volume) = MadeVolume::make(300, "") else { return };
+    let device = Arc::new(FaultDevice::new(volume.disk.writable_device()));
+    let limits = BufferLimits { bytes: 1 << 20, ..WIDE };
+    let engine = BufferedEngine::on(device.clone(), limits, &XfsLogOptions::default());
+    let data = engine.data();
+    let model = BufferModel::new(&volume, data, seed_of_run());
+    device.add_to(RequestKind::Writes, 0..device.size_bytes(), Fault::Error);
+    let mut written = 0;
+    let error = loop {
+        match data.write(&model.files[0].buffer, written, &[7; 64 << 10]) {
+            Ok(()) => written += 64 << 10,
+            Err(error) => break error,
+        }
+        assert!(written < 8 << 20);
+    };
+    assert_eq!(error.errno(), Errno::IO, "{error}");
+    let mut found = vec![0; 100];
+    assert_eq!(data.read(&model.files[0].buffer, written - 100, &mut found).unwrap(), 100);
+    assert!(found == [7; 100] && engine.files.statistics().failures < 10);
+}

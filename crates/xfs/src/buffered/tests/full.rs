@@ -1,0 +1,133 @@
+//! Volumes that are full: what was accepted is on the device in the end.
+
+use std::sync::Arc;
+use std::thread;
+
+use offshoot_testkit::random::{Random, seed_of_run};
+use offshoot_vfs::Errno;
+use offshoot_xfs_format::geometry::XfsLayout;
+
+use super::{BufferModel, BufferedEngine, MadeVolume, ModelFile, WIDE, index};
+use crate::buffered::{BufferedFile, XfsBufferedData};
+
+/// Gives a file all blocks but about `left`, of which it does not use any.
+fn fill(engine: &BufferedEngine, file: &ModelFile, left: u64) {
+    let (mut at, mut piece) = (1 << 20, 1 << 14);
+    while piece > 0 {
+        let free = engine.transactions.counters().free_for_files();
+        if free < left + piece + 20 {
+            piece /= 2;
+            continue;
+        }
+        match engine.data().changes().allocate(file.ino, at..at + piece) {
+            Ok(()) => at += piece,
+            Err(error) => {
+                assert_eq!(error.errno(), Errno::NOSPC, "{error}");
+                piece /= 2;
+            }
+        }
+    }
+}
+
+/// Writes at random places until no block is free. Returns how many writes were accepted.
+fn write_until_full(
+    data: XfsBufferedData<'_>,
+    random: &mut Random,
+    (buffer, bytes): (&Arc<BufferedFile>, &mut Vec<u8>),
+    blocks: u64,
+) -> usize {
+    let (mut accepted, mut refused) = (0, 0);
+    while refused < 5 {
+        let (start, len) = (random.below(blocks * 4096), 1 + random.below(20_000));
+        let new = random.bytes(index(len));
+        match data.write(buffer, start, &new) {
+            Ok(()) => {
+                let end = index(start + len);
+                bytes.resize(bytes.len().max(end), 0);
+                bytes[index(start)..end].copy_from_slice(&new);
+                accepted += 1;
+            }
+            Err(error) => {
+                assert_eq!(error.errno(), Errno::NOSPC, "{error}");
+                refused += 1;
+            }
+        }
+    }
+    accepted
+}
+
+fn full(options: &str) {
+    let Some(volume) = MadeVolume::make(300, options) else { return };
+    let engine = BufferedEngine::new(&volume.disk, WIDE);
+    let data = engine.data();
+    let mut model = BufferModel::new(&volume, data, seed_of_run());
+    model.write(data, 0, 0..1000 * 4096, false);
+    if data.transactions.geometry().layout.contains(XfsLayout::SHARED_BLOCKS) {
+        model.share(data, (0, 0), (1, 0), 1000);
+    }
+    data.write_back_all().unwrap();
+    fill(&engine, &model.files[2], 1500);
+    let before = engine.files.statistics();
+    let mut random = Random::new(model.random.number());
+    for file in [0, 1, 3] {
+        let file = &mut model.files[file];
+        write_until_full(data, &mut random, (&file.buffer, &mut file.bytes), 3000);
+    }
+    // The first refusal has brought back what was promised to trees, so little is free.
+    assert!(engine.files.statistics().waits_for_space > before.waits_for_space);
+    assert!(engine.transactions.counters().free_for_files() < 20);
+    data.write_back_all().unwrap();
+    assert_eq!(engine.files.statistics().failures, 0);
+    // Writes over blocks of a file need none.
+    let size = model.files[3].bytes.len() as u64;
+    let promised = engine.files.statistics().promised_blocks;
+    model.write(data, 3, size - 4097..size, false);
+    assert_eq!(engine.files.statistics().promised_blocks, promised);
+    volume.assert_cut_recovers(&engine, &model);
+    let filler = &model.files[2].buffer;
+    data.truncate(filler, 0).unwrap();
+    volume.assert_unmounts(engine, &model);
+}
+
+#[test]
+fn what_a_full_volume_accepts_is_written() {
+    full("");
+}
+
+#[test]
+fn what_a_full_volume_without_reverse_map_and_shared_blocks_accepts_is_written() {
+    full("-m rmapbt=0,reflink=0");
+}
+
+/// Other threads take every block that is not promised, while data is written back.
+#[test]
+fn no_other_thread_takes_what_is_promised() {
+    let Some(volume) = MadeVolume::make(300, "") else { return };
+    let engine = BufferedEngine::new(&volume.disk, WIDE);
+    let data = engine.data();
+    let mut model = BufferModel::new(&volume, data, seed_of_run());
+    model.write(data, 0, 0..400 * 4096, false);
+    model.share(data, (0, 0), (1, 0), 400);
+    fill(&engine, &model.files[2], 3000);
+    let (first, rest) = model.files.split_at_mut(1);
+    let ([first], [second, third, fourth]) = (first, rest) else { unreachable!() };
+    let seed = model.random.number();
+    thread::scope(|scope| {
+        for (number, file) in (0..).zip([first, second, fourth]) {
+            let mut random = Random::new(seed + number);
+            scope.spawn(move || {
+                for _ in 0..4 {
+                    let of = (&file.buffer, &mut file.bytes);
+                    write_until_full(data, &mut random, of, 2000);
+                    data.write_back(&file.buffer).unwrap();
+                }
+            });
+        }
+        let engine = &engine;
+        scope.spawn(move || (0..3).for_each(|_| fill(engine, third, 0)));
+    });
+    data.write_back_all().unwrap();
+    assert_eq!(engine.files.statistics().failures, 0);
+    volume.assert_cut_recovers(&engine, &model);
+    volume.assert_unmounts(engine, &model);
+}

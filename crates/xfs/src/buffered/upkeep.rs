@@ -1,0 +1,118 @@
+//! The bound of all data in memory, and write-back in the background.
+
+use std::time::{Duration, Instant};
+
+use offshoot_vfs::Result;
+use parking_lot::{Condvar, Mutex};
+
+use super::{XfsBufferedData, count};
+
+/// How long the background leaves data alone that it could not write back.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// The background looks for old data so many times in the age at which it is written back.
+const LOOKS: u32 = 6;
+
+#[derive(Debug, Default)]
+struct SignalState {
+    is_wanted: bool,
+    is_ended: bool,
+}
+
+/// What wakes the background.
+#[derive(Debug, Default)]
+pub(super) struct WriteBackSignal {
+    state: Mutex<SignalState>,
+    wake: Condvar,
+}
+
+impl WriteBackSignal {
+    fn want(&self) {
+        let mut state = self.state.lock();
+        if !state.is_wanted {
+            state.is_wanted = true;
+            self.wake.notify_all();
+        }
+    }
+
+    fn end(&self) {
+        self.state.lock().is_ended = true;
+        self.wake.notify_all();
+    }
+
+    /// Waits for `time`, or until write-back is wanted. Returns false at the end.
+    fn wait(&self, time: Duration) -> bool {
+        let mut state = self.state.lock();
+        if !state.is_wanted && !state.is_ended {
+            self.wake.wait_for(&mut state, time);
+        }
+        state.is_wanted = false;
+        !state.is_ended
+    }
+
+    /// Waits for `time`, whatever is wanted. Returns false at the end.
+    fn pause(&self, time: Duration) -> bool {
+        let mut state = self.state.lock();
+        if !state.is_ended {
+            self.wake.wait_while_for(&mut state, |state| !state.is_ended, time);
+        }
+        !state.is_ended
+    }
+}
+
+impl XfsBufferedData<'_> {
+    fn is_below(&self, part: u64) -> bool {
+        self.files.bytes() <= self.files.limits.bytes / part
+    }
+
+    /// Wakes the background when half of the bound is used, and writes back when all of it is.
+    pub(super) fn keep_bound(&self) -> Result<()> {
+        if self.is_below(2) {
+            return Ok(());
+        }
+        self.files.signal.want();
+        if self.is_below(1) {
+            return Ok(());
+        }
+        count(&self.files.counters.waits_at_bound, 1);
+        let outcome = self.relieve();
+        // With an error that leaves room the next call goes on.
+        if self.is_below(1) { Ok(()) } else { outcome }
+    }
+
+    /// Writes back until half of the bound is used: the files with the oldest data first.
+    fn relieve(&self) -> Result<()> {
+        let mut files = self.files.all();
+        files.sort_by_cached_key(|file| (file.state.read().since, file.ino));
+        self.write_back_files(&files, || self.is_below(2))
+    }
+
+    /// Writes back what is old, and all that is above half of the bound.
+    ///
+    /// # Errors
+    /// The first one, after all files were tried.
+    pub(crate) fn write_back_due(&self) -> Result<()> {
+        let now = Instant::now();
+        let is_old = |since: Instant| now.duration_since(since) >= self.files.limits.age;
+        let mut files = self.files.all();
+        files.retain(|file| file.state.read().since.is_some_and(is_old));
+        let outcome = self.write_back_files(&files, || false);
+        if self.is_below(2) { outcome } else { outcome.and(self.relieve()) }
+    }
+
+    /// Writes back in the background until [`Self::end_background`]. Data that cannot be written
+    /// back stays in memory, and the calls that want it durable say why.
+    pub(crate) fn run_background(&self) {
+        let signal = &self.files.signal;
+        while signal.wait(self.files.limits.age / LOOKS) {
+            if self.write_back_due().is_err() && !signal.pause(PAUSE) {
+                return;
+            }
+        }
+    }
+
+    /// Ends the background.
+    pub(crate) fn end_background(&self) {
+        self.files.signal.end();
+    }
+}
