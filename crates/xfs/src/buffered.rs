@@ -49,7 +49,7 @@
 //! |---|---|
 //! | `write`, `write_direct`, `truncate`, `discard`, and `settle` with the change that follows | the lock of the inode, exclusively |
 //! | `read`, `visit`, `next_data`, and `settle` for a direct read | the lock of the inode, shared |
-//! | `write_back`, `write_back_all`, `write_back_due` | any lock of inodes, or none, but no [`SettledFile`] |
+//! | `write_back`, `write_back_all`, `write_back_due` | any lock of inodes, or none, but no `SettledFile` |
 //!
 //! A file has two locks. `outgoing` is held by a write-back from its beginning to its end, and by a
 //! change of the mapping of the file; of several files it is taken in ascending order, or only
@@ -89,7 +89,6 @@ use crate::inode::XfsInodes;
 use crate::trans::XfsTransactions;
 pub(crate) use memory::BufferedFile;
 use upkeep::WriteBackSignal;
-pub(crate) use write::SettledFile;
 
 /// The part of the memory for the cache that data may take besides.
 const PART_OF_CACHE: u64 = 2;
@@ -108,7 +107,7 @@ pub(crate) struct BufferLimits {
 
 impl BufferLimits {
     /// The limits of a volume with a cache of so many bytes.
-    pub(crate) fn of_cache(cache_bytes: u64) -> Self {
+    pub(crate) const fn of_cache(cache_bytes: u64) -> Self {
         Self { bytes: cache_bytes / PART_OF_CACHE, age: USUAL_AGE }
     }
 }

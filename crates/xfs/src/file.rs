@@ -67,7 +67,9 @@ use offshoot_xfs_format::Ino;
 use offshoot_xfs_format::inode::{XfsInodeFlags, file_type};
 
 use crate::defer::{DeferredChain, DeferredWork, IntentIds};
-use crate::trans::{BlockPromise, ForkName, XfsTransaction, XfsTransactionKind as Kind, XfsTransactions};
+use crate::trans::{
+    BlockPromise, ForkName, XfsTransaction, XfsTransactionKind as Kind, XfsTransactions,
+};
 
 pub(crate) use needs::XfsWriteNeed;
 #[cfg(test)]

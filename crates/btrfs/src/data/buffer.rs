@@ -36,9 +36,9 @@ use offshoot_kit::shards::{SHARDS, shard_of};
 use offshoot_vfs::{FileId, Timestamp};
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+use super::AlignedBytes;
 use super::ordered::OrderedExtent;
 use super::pack::chunks_of;
-use super::AlignedBytes;
 use crate::counter::{NonNegativeCounter, WriteStop};
 use crate::shared::Padded;
 use crate::space::{Kept, KeptAs, Promise, Purpose, Reservation, Space};
@@ -182,8 +182,7 @@ impl DirtyFile {
     /// How many bytes of `runs` are still unchanged at the beginning of the buffer.
     pub(crate) fn unchanged(&self, runs: &[BufferRun]) -> u64 {
         let pairs = runs.iter().zip(self.runs.iter());
-        let same =
-            pairs.take_while(|((at, run), (now, kept))| at == now && Arc::ptr_eq(run, kept));
+        let same = pairs.take_while(|((at, run), (now, kept))| at == now && Arc::ptr_eq(run, kept));
         same.map(|((_, run), _)| run.len() as u64).sum()
     }
 

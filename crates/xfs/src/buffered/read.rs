@@ -82,11 +82,7 @@ impl XfsBufferedData<'_> {
     }
 
     /// The first range of data from `offset` on.
-    pub(crate) fn next_data(
-        &self,
-        file: &BufferedFile,
-        offset: u64,
-    ) -> Result<Option<Range<u64>>> {
+    pub(crate) fn next_data(&self, file: &BufferedFile, offset: u64) -> Result<Option<Range<u64>>> {
         let size = file.size();
         let mut found: Option<Range<u64>> = None;
         loop {

@@ -9,7 +9,6 @@ mod threads;
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
 
 use offshoot_device::BlockDevice;
 use offshoot_kit::counter::WriteStop;
@@ -32,8 +31,8 @@ use crate::{XfsOptions, XfsVolume, check_xfs};
 
 const FILES: [&str; 4] = ["one", "two", "three", "four"];
 
-/// A bound that no test reaches by itself, and an age that none has.
-const WIDE: BufferLimits = BufferLimits { bytes: 64 << 20, age: Duration::from_secs(3600) };
+/// A bound that no test reaches by itself.
+const WIDE: BufferLimits = BufferLimits::of_cache(128 << 20);
 
 /// A volume that the kernel has made, with empty files.
 struct MadeVolume {
@@ -222,13 +221,7 @@ impl BufferModel {
     }
 
     /// Makes a hole, or zeros, of a range.
-    fn punch(
-        &mut self,
-        data: XfsBufferedData<'_>,
-        file: usize,
-        bytes: &Range<u64>,
-        is_hole: bool,
-    ) {
+    fn punch(&mut self, data: XfsBufferedData<'_>, file: usize, bytes: &Range<u64>, is_hole: bool) {
         let file = &mut self.files[file];
         let _settled = data.settle(&file.buffer, bytes).unwrap();
         if is_hole {
@@ -241,13 +234,7 @@ impl BufferModel {
     }
 
     /// Takes a range out, or puts a hole in.
-    fn shift(
-        &mut self,
-        data: XfsBufferedData<'_>,
-        file: usize,
-        bytes: &Range<u64>,
-        is_out: bool,
-    ) {
+    fn shift(&mut self, data: XfsBufferedData<'_>, file: usize, bytes: &Range<u64>, is_out: bool) {
         let file = &mut self.files[file];
         let (size, len) = (file.bytes.len() as u64, bytes.end - bytes.start);
         let end = if is_out { bytes.end } else { bytes.start + 1 };
@@ -343,8 +330,7 @@ impl BufferModel {
             }
             15 => {
                 let is_aligned = self.random.below(2) == 0;
-                let bytes =
-                    if is_aligned { self.whole(block, 9) } else { self.range(block, 3) };
+                let bytes = if is_aligned { self.whole(block, 9) } else { self.range(block, 3) };
                 self.write(data, file, bytes, true);
             }
             16..19 => {

@@ -44,6 +44,10 @@ struct OutgoingRow<'f> {
 }
 
 impl OutgoingRow<'_> {
+    fn has_place(&self, kind: XfsWriteKind) -> bool {
+        self.places.iter().any(|place| place.kind == kind)
+    }
+
     /// The bytes for a place, in the pieces in which memory has them.
     fn pieces(&self, place: &XfsWritePlace, block_log: u8) -> Vec<&[u8]> {
         let start = place.at.0 << block_log;
@@ -51,7 +55,7 @@ impl OutgoingRow<'_> {
         let part = |(at, run): &BufferRun| {
             let (at, end) = (*at, *at + run.len() as u64);
             let covered = wanted.start.max(at)..wanted.end.min(end);
-            (!covered.is_empty()).then_some(covered.start.saturating_sub(at)..covered.end - at)
+            (!covered.is_empty()).then(|| covered.start - at..covered.end - at)
         };
         let parts = self.runs.iter().filter_map(|run| Some((&run.1, part(run)?)));
         parts.filter_map(|(run, part)| run.get(index(part.start)..index(part.end))).collect()
@@ -175,11 +179,7 @@ impl<'e> XfsBufferedData<'e> {
     }
 
     /// The first row of a range.
-    fn next_row<'f>(
-        &self,
-        file: &'f BufferedFile,
-        bytes: &Range<u64>,
-    ) -> Option<OutgoingRow<'f>> {
+    fn next_row<'f>(&self, file: &'f BufferedFile, bytes: &Range<u64>) -> Option<OutgoingRow<'f>> {
         let state = file.state.read();
         let mut row = state.runs.first_row(bytes)?;
         row.end = row.end.min(row.start + ROW_BYTES);
@@ -191,16 +191,28 @@ impl<'e> XfsBufferedData<'e> {
     /// Writes rows of different files back. Returns the inodes of which blocks were written in
     /// place, and the first error: the rows that met one stay in memory.
     fn write_rows(&self, rows: Vec<OutgoingRow<'_>>) -> (Vec<Ino>, Result<()>) {
-        let (mut ready, mut in_place, mut outcome) = (Vec::new(), Vec::new(), Ok(()));
+        let (mut ready, mut outcome) = (Vec::new(), Ok(()));
         for row in rows {
             match self.prepare(row) {
                 Ok(row) => ready.push(row),
                 Err(error) => outcome = outcome.and(Err(error)),
             }
         }
-        let log = self.transactions.geometry().block_log;
-        let mut pieces = Vec::new();
+        let sent = self.send(self.pieces(&ready));
         for row in &ready {
+            outcome = outcome.and(match &sent {
+                Ok(()) => self.commit(row),
+                Err(_) => self.abandon(row),
+            });
+        }
+        let in_place = ready.iter().filter(|row| row.has_place(XfsWriteKind::InPlace));
+        (in_place.map(|row| row.file.ino).collect(), sent.and(outcome))
+    }
+
+    /// The bytes of rows, each with the block that it goes to.
+    fn pieces<'r>(&self, rows: &'r [OutgoingRow<'_>]) -> Vec<(FsBlock, &'r [u8])> {
+        let (log, mut pieces) = (self.transactions.geometry().block_log, Vec::new());
+        for row in rows {
             for place in &row.places {
                 let mut start = place.start;
                 for piece in row.pieces(place, log) {
@@ -209,29 +221,7 @@ impl<'e> XfsBufferedData<'e> {
                 }
             }
         }
-        let sent = self.send(pieces);
-        for row in &ready {
-            let is_in_place = |place: &XfsWritePlace| place.kind == XfsWriteKind::InPlace;
-            if row.places.iter().any(is_in_place) {
-                in_place.push(row.file.ino);
-            }
-        }
-        match sent {
-            Ok(()) => {
-                for row in &ready {
-                    outcome = outcome.and(self.commit(row));
-                }
-            }
-            Err(error) => {
-                for row in &ready {
-                    // The first error is the one to tell.
-                    let _ = self.changes().abandon_write(&row.places);
-                    self.failed(row.file);
-                }
-                outcome = outcome.and(Err(error));
-            }
-        }
-        (in_place, outcome)
+        pieces
     }
 
     /// Takes the places of a row.
@@ -269,6 +259,13 @@ impl<'e> XfsBufferedData<'e> {
         state.since = Some(Instant::now());
         self.settle_accounts(file, &mut state);
         Ok(())
+    }
+
+    /// Gives the places of a row back.
+    fn abandon(&self, row: &OutgoingRow<'_>) -> Result<()> {
+        let outcome = self.changes().abandon_write(&row.places);
+        self.failed(row.file);
+        outcome
     }
 
     /// Notes that a row of a file stays in memory. Blocks that were staged for it are free again,

@@ -28,10 +28,7 @@ fn is_of(found: &[u8], moments: &[&[u8]], block: usize) -> bool {
         here.starts_with(there) && here[there.len()..].iter().all(|byte| *byte == 0)
     };
     is_size
-        && found
-            .chunks(block)
-            .enumerate()
-            .all(|here| moments.iter().any(|bytes| has(bytes, here)))
+        && found.chunks(block).enumerate().all(|here| moments.iter().any(|bytes| has(bytes, here)))
 }
 
 /// Copies a device to an image, without its zeros.
