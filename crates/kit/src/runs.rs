@@ -191,3 +191,33 @@ fn own(run: &mut Arc<AlignedBytes>) -> Option<&mut AlignedBytes> {
 fn index(len: u64) -> usize {
     usize::try_from(len).expect("it is in memory")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two rows of runs of 4 and 8 bytes, the second of which is long by a run that is held.
+    #[test]
+    fn a_row_goes_over_runs_and_a_held_run_stays_as_it_is() {
+        let mut runs = DirtyRuns::new(|range| range.end - range.start);
+        runs.add(4, &[&[1; 4]]);
+        runs.add(20, &[&[2; 4]]);
+        let held = runs.at(20).cloned().unwrap();
+        runs.add(24, &[&[3; 3], &[4]]);
+        assert_eq!((runs.len(), runs.bytes(), runs.weight()), (2, 12, 12));
+        assert_eq!(held.len(), 4);
+        assert_eq!(runs.first_row(&(0..100)), Some(4..8));
+        assert_eq!(runs.first_row(&(6..100)), Some(6..8));
+        assert_eq!(runs.first_row(&(8..27)), Some(20..27));
+        assert_eq!(runs.first_row(&(28..100)), None);
+        runs.remove(&(22..24));
+        assert_eq!(runs.first_row(&(8..100)), Some(20..22));
+        runs.add(22, &[&[5; 2]]);
+        // 24..28 is a run of its own by now, and 20..24 one row with it.
+        assert_eq!(runs.first_row(&(8..100)), Some(20..28));
+        runs.clear_behind(25, 4);
+        let bytes: Vec<_> =
+            runs.overlapping(&(20..28)).iter().flat_map(|(_, run)| run.to_vec()).collect();
+        assert_eq!(bytes, [2, 2, 5, 5, 3, 0, 0, 0]);
+    }
+}

@@ -86,9 +86,9 @@ use crate::buffer::XfsBuffers;
 use crate::defer::IntentIds;
 use crate::file::XfsFileChanges;
 use crate::inode::XfsInodes;
+use crate::log::WorkSignal;
 use crate::trans::XfsTransactions;
 pub(crate) use memory::BufferedFile;
-use upkeep::WriteBackSignal;
 
 /// The part of the memory for the cache that data may take besides.
 const PART_OF_CACHE: u64 = 2;
@@ -164,8 +164,12 @@ pub(crate) struct BufferedFiles {
     dirty: Mutex<BTreeMap<Ino, Arc<BufferedFile>>>,
     /// The bytes of all files.
     bytes: NonNegativeCounter,
+    /// How often data was written in place, where no commit flushes the device for it.
+    in_place: AtomicU64,
+    /// How many of these writes are durable.
+    flushed: AtomicU64,
     limits: BufferLimits,
-    signal: WriteBackSignal,
+    signal: WorkSignal,
     counters: BufferedCounters,
 }
 
@@ -175,8 +179,10 @@ impl BufferedFiles {
         Self {
             dirty: Mutex::default(),
             bytes: NonNegativeCounter::new("buffered bytes", stop),
+            in_place: AtomicU64::default(),
+            flushed: AtomicU64::default(),
             limits,
-            signal: WriteBackSignal::default(),
+            signal: WorkSignal::default(),
             counters: BufferedCounters::default(),
         }
     }

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use offshoot_kit::ranges::Ranges;
 use offshoot_kit::runs::DirtyRuns;
-use offshoot_kit::sync::{Mutex, MutexGuard, RwLock};
+use offshoot_kit::sync::{Mutex, RwLock};
 use offshoot_xfs_format::Ino;
 use offshoot_xfs_format::btree::XfsTree;
 
@@ -19,21 +19,11 @@ use crate::trans::{BlockPromise, XfsTransactions};
 pub(crate) struct BufferedFile {
     pub(super) ino: Ino,
     /// Held while data is written back, and while the mapping of the file is changed.
-    pub(super) outgoing: Mutex<OutgoingState>,
+    pub(super) outgoing: Mutex<()>,
     pub(super) state: RwLock<DirtyState>,
     /// What is promised to the bytes in memory.
     pub(super) promise: Arc<BlockPromise>,
 }
-
-/// What a write-back leaves to the next call.
-#[derive(Debug, Default)]
-pub(super) struct OutgoingState {
-    /// Whether data was written over blocks that the file has, so that no commit will flush the
-    /// device for it.
-    pub(super) has_unflushed: bool,
-}
-
-pub(super) type OutgoingGuard<'f> = MutexGuard<'f, OutgoingState>;
 
 impl BufferedFile {
     pub(super) fn new(transactions: &XfsTransactions, ino: Ino, size: u64) -> Self {

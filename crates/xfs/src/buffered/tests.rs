@@ -35,13 +35,13 @@ const FILES: [&str; 4] = ["one", "two", "three", "four"];
 const WIDE: BufferLimits = BufferLimits::of_cache(128 << 20);
 
 /// A volume that the kernel has made, with empty files.
-struct MadeVolume {
+struct BufferedVolume {
     disk: XfsDisk,
     files: Vec<(&'static str, Ino)>,
     kernel_says: Vec<&'static str>,
 }
 
-impl MadeVolume {
+impl BufferedVolume {
     fn make(mib: u64, options: &str) -> Option<Self> {
         let disk = XfsDisk::create(&judges::require()?, mib);
         disk.mkfs(options);
@@ -145,7 +145,7 @@ impl BufferedEngine {
 }
 
 /// A file, and the bytes that it should have.
-struct ModelFile {
+struct BufferedModelFile {
     name: &'static str,
     ino: Ino,
     buffer: Arc<BufferedFile>,
@@ -154,13 +154,13 @@ struct ModelFile {
 
 /// Files that are changed at random.
 struct BufferModel {
-    files: Vec<ModelFile>,
+    files: Vec<BufferedModelFile>,
     random: Random,
     /// The blocks that the test gives a file.
     most_blocks: u64,
 }
 
-fn assert_same(file: &ModelFile, found: &[u8]) {
+fn assert_same(file: &BufferedModelFile, found: &[u8]) {
     assert_eq!(found.len(), file.bytes.len(), "the size of {}", file.name);
     let differs = |(found, wanted): (&u8, &u8)| found != wanted;
     let first = found.iter().zip(&file.bytes).position(differs);
@@ -168,10 +168,10 @@ fn assert_same(file: &ModelFile, found: &[u8]) {
 }
 
 impl BufferModel {
-    fn new(volume: &MadeVolume, data: XfsBufferedData<'_>, seed: u64) -> Self {
+    fn new(volume: &BufferedVolume, data: XfsBufferedData<'_>, seed: u64) -> Self {
         let file = |&(name, ino): &(&'static str, Ino)| {
             let buffer = data.file(ino, 0);
-            ModelFile { name, ino, buffer, bytes: Vec::new() }
+            BufferedModelFile { name, ino, buffer, bytes: Vec::new() }
         };
         let files = volume.files.iter().map(file).collect();
         let most_blocks = if data.block_bytes() > 4096 { 20 } else { 160 };
@@ -374,7 +374,7 @@ impl BufferModel {
 
 /// Changes files at random.
 fn churn(mib: u64, options: &str, steps: usize) {
-    let Some(volume) = MadeVolume::make(mib, options) else { return };
+    let Some(volume) = BufferedVolume::make(mib, options) else { return };
     let engine = BufferedEngine::new(&volume.disk, WIDE);
     let data = engine.data();
     let mut model = BufferModel::new(&volume, data, seed_of_run());

@@ -3,7 +3,6 @@
 use std::time::{Duration, Instant};
 
 use offshoot_vfs::Result;
-use parking_lot::{Condvar, Mutex};
 
 use super::{XfsBufferedData, count};
 
@@ -12,53 +11,6 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 /// The background looks for old data so many times in the age at which it is written back.
 const LOOKS: u32 = 6;
-
-#[derive(Debug, Default)]
-struct SignalState {
-    is_wanted: bool,
-    is_ended: bool,
-}
-
-/// What wakes the background.
-#[derive(Debug, Default)]
-pub(super) struct WriteBackSignal {
-    state: Mutex<SignalState>,
-    wake: Condvar,
-}
-
-impl WriteBackSignal {
-    fn want(&self) {
-        let mut state = self.state.lock();
-        if !state.is_wanted {
-            state.is_wanted = true;
-            self.wake.notify_all();
-        }
-    }
-
-    fn end(&self) {
-        self.state.lock().is_ended = true;
-        self.wake.notify_all();
-    }
-
-    /// Waits for `time`, or until write-back is wanted. Returns false at the end.
-    fn wait(&self, time: Duration) -> bool {
-        let mut state = self.state.lock();
-        if !state.is_wanted && !state.is_ended {
-            self.wake.wait_for(&mut state, time);
-        }
-        state.is_wanted = false;
-        !state.is_ended
-    }
-
-    /// Waits for `time`, whatever is wanted. Returns false at the end.
-    fn pause(&self, time: Duration) -> bool {
-        let mut state = self.state.lock();
-        if !state.is_ended {
-            self.wake.wait_while_for(&mut state, |state| !state.is_ended, time);
-        }
-        !state.is_ended
-    }
-}
 
 impl XfsBufferedData<'_> {
     fn is_below(&self, part: u64) -> bool {
@@ -104,9 +56,15 @@ impl XfsBufferedData<'_> {
     /// back stays in memory, and the calls that want it durable say why.
     pub(crate) fn run_background(&self) {
         let signal = &self.files.signal;
-        while signal.wait(self.files.limits.age / LOOKS) {
-            if self.write_back_due().is_err() && !signal.pause(PAUSE) {
-                return;
+        while signal.pause(self.files.limits.age / LOOKS) {
+            let is_done = self.write_back_due().is_ok();
+            let again = Instant::now() + PAUSE;
+            while let Some(rest) = again.checked_duration_since(Instant::now())
+                && !is_done
+            {
+                if !signal.pause(rest) {
+                    return;
+                }
             }
         }
     }

@@ -4,9 +4,10 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
+use offshoot_kit::sync::MutexGuard;
 use offshoot_vfs::{Errno, Error, Result};
 
-use super::memory::{BufferedFile, DirtyState, OutgoingGuard};
+use super::memory::{BufferedFile, DirtyState};
 use super::{XfsBufferedData, count, index};
 use crate::file::{MOST_BYTES, XfsWriteNeed, XfsWritePlace};
 
@@ -21,7 +22,7 @@ type BlockNeeds = Vec<(Range<u64>, XfsWriteNeed)>;
 #[derive(Debug)]
 pub(crate) struct SettledFile<'f> {
     file: &'f BufferedFile,
-    outgoing: OutgoingGuard<'f>,
+    _outgoing: MutexGuard<'f, ()>,
 }
 
 impl SettledFile<'_> {
@@ -211,7 +212,7 @@ impl XfsBufferedData<'_> {
     }
 
     fn write_to_places(&self, file: &BufferedFile, bytes: &Range<u64>, data: &[u8]) -> Result<()> {
-        let mut settled = self.settle(file, bytes)?;
+        let settled = self.settle(file, bytes)?;
         let log = self.transactions.geometry().block_log;
         let changes = self.changes();
         let places = changes.prepare_write(file.ino, bytes.start >> log..bytes.end >> log)?;
@@ -224,7 +225,7 @@ impl XfsBufferedData<'_> {
         if let Err(error) = self.send(pieces) {
             return changes.abandon_write(&places).and(Err(error));
         }
-        settled.outgoing.has_unflushed = true;
+        self.note_places(&places);
         let size = bytes.end.max(file.size());
         changes.commit_write(file.ino, &places, Some(size))?;
         settled.resized(size);
@@ -240,19 +241,19 @@ impl XfsBufferedData<'_> {
         file: &'f BufferedFile,
         bytes: &Range<u64>,
     ) -> Result<SettledFile<'f>> {
-        let mut outgoing = file.outgoing.lock();
+        let outgoing = file.outgoing.lock();
         let is_longer = {
             let state = file.state.read();
             state.size != state.stored_size
         };
         let all = 0..u64::MAX;
-        self.write_back_held(file, &mut outgoing, if is_longer { &all } else { bytes })?;
-        Ok(SettledFile { file, outgoing })
+        self.write_back_held(file, if is_longer { &all } else { bytes })?;
+        Ok(SettledFile { file, _outgoing: outgoing })
     }
 
     /// Sets the size. What is in memory behind a smaller one goes away without being written.
     pub(crate) fn truncate(&self, file: &BufferedFile, size: u64) -> Result<()> {
-        let mut outgoing = file.outgoing.lock();
+        let _outgoing = file.outgoing.lock();
         {
             let mut state = file.state.write();
             self.forget(file, &mut state, &(size.next_multiple_of(self.block_bytes())..u64::MAX));
@@ -264,11 +265,7 @@ impl XfsBufferedData<'_> {
             // A size on the device shows no blocks that are only in memory.
             size > state.stored_size && state.size > state.stored_size
         };
-        let outcome = if must_write {
-            self.write_back_held(file, &mut outgoing, &(0..u64::MAX))
-        } else {
-            Ok(())
-        };
+        let outcome = if must_write { self.write_back_held(file, &(0..u64::MAX)) } else { Ok(()) };
         let outcome = outcome.and_then(|()| self.changes().truncate(file.ino, size));
         let mut state = file.state.write();
         state.hole_from = None;

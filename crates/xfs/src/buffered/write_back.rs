@@ -11,14 +11,14 @@
 use std::io::IoSlice;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::Instant;
 
 use offshoot_kit::runs::BufferRun;
 use offshoot_vfs::{Error, Result, Structure};
-use offshoot_xfs_format::{FsBlock, Ino};
+use offshoot_xfs_format::FsBlock;
 
-use super::memory::{BufferedFile, OutgoingGuard};
+use super::memory::BufferedFile;
 use super::{XfsBufferedData, count, index};
 use crate::file::{XfsWriteKind, XfsWritePlace};
 
@@ -44,8 +44,14 @@ struct OutgoingRow<'f> {
 }
 
 impl OutgoingRow<'_> {
-    fn has_place(&self, kind: XfsWriteKind) -> bool {
-        self.places.iter().any(|place| place.kind == kind)
+    /// The first row of a range of a file.
+    fn first_of<'f>(file: &'f BufferedFile, bytes: &Range<u64>) -> Option<OutgoingRow<'f>> {
+        let state = file.state.read();
+        let mut row = state.runs.first_row(bytes)?;
+        row.end = row.end.min(row.start + ROW_BYTES);
+        let size = Some(state.size.min(row.end)).filter(|size| *size > state.stored_size);
+        let runs = state.runs.overlapping(&row);
+        Some(OutgoingRow { file, bytes: row, runs, size, places: Vec::new() })
     }
 
     /// The bytes for a place, in the pieces in which memory has them.
@@ -62,11 +68,12 @@ impl OutgoingRow<'_> {
     }
 }
 
-impl<'e> XfsBufferedData<'e> {
+impl XfsBufferedData<'_> {
     /// Writes back what a range has in memory, and returns when that is on its way to the device:
     /// [`Self::make_durable`] waits for the device.
     pub(crate) fn write_back_range(&self, file: &BufferedFile, bytes: &Range<u64>) -> Result<()> {
-        self.write_back_held(file, &mut file.outgoing.lock(), bytes)
+        let _outgoing = file.outgoing.lock();
+        self.write_back_held(file, bytes)
     }
 
     /// Writes back everything that a file has in memory.
@@ -81,13 +88,21 @@ impl<'e> XfsBufferedData<'e> {
     /// Those of this call. What was not written back stays in memory, so an error that a write-back
     /// met before is met again, or is over.
     pub(crate) fn make_durable(&self, file: &BufferedFile) -> Result<()> {
-        let mut outgoing = file.outgoing.lock();
-        self.write_back_held(file, &mut outgoing, &(0..u64::MAX))?;
-        if outgoing.has_unflushed {
+        self.write_back(file)?;
+        let files = self.files;
+        let written = files.in_place.load(SeqCst);
+        if files.flushed.load(SeqCst) < written {
             self.buffers().flush()?;
-            outgoing.has_unflushed = false;
+            files.flushed.fetch_max(written, SeqCst);
         }
         Ok(())
+    }
+
+    /// Notes that places were written. No commit flushes the device for those in place.
+    pub(super) fn note_places(&self, places: &[XfsWritePlace]) {
+        if places.iter().any(|place| place.kind == XfsWriteKind::InPlace) {
+            self.files.in_place.fetch_add(1, SeqCst);
+        }
     }
 
     /// Writes back what is in memory of all files now.
@@ -127,24 +142,17 @@ impl<'e> XfsBufferedData<'e> {
     fn write_together(&self, files: &[Arc<BufferedFile>]) -> Result<()> {
         let is_small = |file: &&Arc<BufferedFile>| file.state.read().runs.bytes() <= SMALL_BYTES;
         let small = files.iter().filter(is_small);
-        let mut held: Vec<_> =
+        let held: Vec<_> =
             small.filter_map(|file| Some((file, file.outgoing.try_lock()?))).collect();
-        let rows: Vec<_> =
-            held.iter().filter_map(|(file, _)| self.next_row(file, &(0..u64::MAX))).collect();
-        let (in_place, outcome) = self.write_rows(rows);
-        for (file, outgoing) in &mut held {
-            outgoing.has_unflushed |= in_place.contains(&file.ino);
-        }
-        outcome
+        let rows: Vec<_> = held
+            .iter()
+            .filter_map(|(file, _)| OutgoingRow::first_of(file, &(0..u64::MAX)))
+            .collect();
+        self.write_rows(rows)
     }
 
     /// Writes back what a range has in memory. The caller has `outgoing`.
-    pub(super) fn write_back_held(
-        &self,
-        file: &BufferedFile,
-        outgoing: &mut OutgoingGuard<'_>,
-        bytes: &Range<u64>,
-    ) -> Result<()> {
+    pub(super) fn write_back_held(&self, file: &BufferedFile, bytes: &Range<u64>) -> Result<()> {
         // What is written behind this end meanwhile stays for the next one.
         let (stored, size) = {
             let state = file.state.read();
@@ -156,11 +164,9 @@ impl<'e> XfsBufferedData<'e> {
             // The size grows only over what is on the device.
             rest.start = rest.start.min(self.covered(&(stored..size)).start);
         }
-        while let Some(row) = self.next_row(file, &rest) {
+        while let Some(row) = OutgoingRow::first_of(file, &rest) {
             rest.start = row.bytes.end;
-            let (in_place, outcome) = self.write_rows(vec![row]);
-            outgoing.has_unflushed |= !in_place.is_empty();
-            outcome?;
+            self.write_rows(vec![row])?;
         }
         self.store_size(file)
     }
@@ -178,19 +184,11 @@ impl<'e> XfsBufferedData<'e> {
         Ok(())
     }
 
-    /// The first row of a range.
-    fn next_row<'f>(&self, file: &'f BufferedFile, bytes: &Range<u64>) -> Option<OutgoingRow<'f>> {
-        let state = file.state.read();
-        let mut row = state.runs.first_row(bytes)?;
-        row.end = row.end.min(row.start + ROW_BYTES);
-        let size = Some(state.size.min(row.end)).filter(|size| *size > state.stored_size);
-        let runs = state.runs.overlapping(&row);
-        Some(OutgoingRow { file, bytes: row, runs, size, places: Vec::new() })
-    }
-
-    /// Writes rows of different files back. Returns the inodes of which blocks were written in
-    /// place, and the first error: the rows that met one stay in memory.
-    fn write_rows(&self, rows: Vec<OutgoingRow<'_>>) -> (Vec<Ino>, Result<()>) {
+    /// Writes rows of different files back.
+    ///
+    /// # Errors
+    /// The first one: the rows that met one stay in memory.
+    fn write_rows(&self, rows: Vec<OutgoingRow<'_>>) -> Result<()> {
         let (mut ready, mut outcome) = (Vec::new(), Ok(()));
         for row in rows {
             match self.prepare(row) {
@@ -205,8 +203,7 @@ impl<'e> XfsBufferedData<'e> {
                 Err(_) => self.abandon(row),
             });
         }
-        let in_place = ready.iter().filter(|row| row.has_place(XfsWriteKind::InPlace));
-        (in_place.map(|row| row.file.ino).collect(), sent.and(outcome))
+        sent.and(outcome)
     }
 
     /// The bytes of rows, each with the block that it goes to.
@@ -239,6 +236,7 @@ impl<'e> XfsBufferedData<'e> {
     /// Lets the file map what was written. Bytes that did not change meanwhile leave memory.
     fn commit(&self, row: &OutgoingRow<'_>) -> Result<()> {
         let file = row.file;
+        self.note_places(&row.places);
         let changes = self.changes().with_promise(&file.promise);
         let committed = changes.commit_write(file.ino, &row.places, row.size);
         committed.inspect_err(|_| self.failed(file))?;
@@ -271,7 +269,7 @@ impl<'e> XfsBufferedData<'e> {
     /// Notes that a row of a file stays in memory. Blocks that were staged for it are free again,
     /// so they are promised again.
     fn failed(&self, file: &BufferedFile) {
-        self.files.counters.failures.fetch_add(1, Relaxed);
+        count(&self.files.counters.failures, 1);
         let state = file.state.read();
         file.promise.restore(self.needed(&state));
     }

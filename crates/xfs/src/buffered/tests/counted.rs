@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use offshoot_testkit::random::seed_of_run;
 use offshoot_xfs_format::{FileBlock, Ino};
 
-use super::{BufferModel, BufferedEngine, MadeVolume, WIDE, index};
+use super::{BufferModel, BufferedEngine, BufferedVolume, WIDE, index};
 use crate::buffered::BufferLimits;
 use crate::inode::change::{end, next_mapped};
 use crate::trans::{ForkName, XfsTransactionKind as Kind, XfsTransactions};
@@ -24,7 +24,7 @@ fn extents(engine: &XfsTransactions, ino: Ino) -> usize {
 /// 40 MiB in writes of 64 KiB and of odd sizes, with 4 MiB of memory.
 #[test]
 fn a_file_that_is_written_in_order_has_one_extent() {
-    let Some(volume) = MadeVolume::make(1 << 10, "") else { return };
+    let Some(volume) = BufferedVolume::make(1 << 10, "") else { return };
     let engine = BufferedEngine::new(&volume.disk, BufferLimits { bytes: 4 << 20, ..WIDE });
     let data = engine.data();
     let mut model = BufferModel::new(&volume, data, seed_of_run());
@@ -44,7 +44,7 @@ fn a_file_that_is_written_in_order_has_one_extent() {
 /// Writes over blocks of a file promise nothing, and go to the same places.
 #[test]
 fn a_write_over_blocks_of_its_own_promises_none() {
-    let Some(volume) = MadeVolume::make(300, "") else { return };
+    let Some(volume) = BufferedVolume::make(300, "") else { return };
     let engine = BufferedEngine::new(&volume.disk, WIDE);
     let data = engine.data();
     let mut model = BufferModel::new(&volume, data, seed_of_run());
@@ -72,7 +72,7 @@ fn a_write_over_blocks_of_its_own_promises_none() {
 /// A file that is removed before its write-back, and what is cut off, never touch the device.
 #[test]
 fn what_is_removed_in_time_is_not_written() {
-    let Some(volume) = MadeVolume::make(300, "") else { return };
+    let Some(volume) = BufferedVolume::make(300, "") else { return };
     let engine = BufferedEngine::new(&volume.disk, WIDE);
     let data = engine.data();
     let mut model = BufferModel::new(&volume, data, seed_of_run());
@@ -97,7 +97,7 @@ fn what_is_removed_in_time_is_not_written() {
 #[test]
 fn small_files_share_writes_to_the_device() {
     const COUNT: usize = 200;
-    let Some(volume) = MadeVolume::make(300, "") else { return };
+    let Some(volume) = BufferedVolume::make(300, "") else { return };
     let mount = volume.disk.mount("", &[]);
     let inodes: Vec<_> = (0..COUNT)
         .map(|number| {
@@ -129,7 +129,7 @@ fn small_files_share_writes_to_the_device() {
 /// Old data, and what is above half of the bound, goes out by itself.
 #[test]
 fn the_background_writes_back_what_is_old_or_much() {
-    let Some(volume) = MadeVolume::make(300, "") else { return };
+    let Some(volume) = BufferedVolume::make(300, "") else { return };
     let limits = BufferLimits { bytes: 2 << 20, age: Duration::from_millis(300) };
     let engine = BufferedEngine::new(&volume.disk, limits);
     let data = engine.data();

@@ -8,12 +8,12 @@ use offshoot_testkit::random::seed_of_run;
 use offshoot_testkit::xfs::disk::{RECOVERY, XfsDisk};
 use offshoot_testkit::xfs::judges;
 
-use super::{BufferModel, BufferedEngine, MadeVolume, WIDE, contents};
+use super::{BufferModel, BufferedEngine, BufferedVolume, WIDE, contents};
 use crate::log::XfsLogOptions;
 use crate::{XfsOptions, XfsVolume, check_xfs};
 
 /// The bytes of all files at one moment.
-type FileSnapshot = Vec<Vec<u8>>;
+type BufferSnapshot = Vec<Vec<u8>>;
 
 /// Every which of the states the kernel recovers.
 const BY_KERNEL: usize = 60;
@@ -47,7 +47,7 @@ fn image_of(device: &dyn BlockDevice) -> Option<XfsDisk> {
 
 fn cut(options: &str) {
     let seed = seed_of_run();
-    let Some(volume) = MadeVolume::make(64, options) else { return };
+    let Some(volume) = BufferedVolume::make(64, options) else { return };
     let device = Arc::new(CrashDevice::new(volume.disk.device()));
     // Each commit is pushed, so that checkpoints end in the middle of write-backs.
     let log_options = XfsLogOptions { context_bytes: Some(1), ..XfsLogOptions::default() };
@@ -56,7 +56,7 @@ fn cut(options: &str) {
     let block = engine.transactions.geometry().block_size();
     let mut model = BufferModel::new(&volume, data, seed);
     model.most_blocks = 40;
-    let (mut snapshots, mut durable): (Vec<FileSnapshot>, Vec<usize>) = (Vec::new(), Vec::new());
+    let (mut snapshots, mut durable): (Vec<BufferSnapshot>, Vec<usize>) = (Vec::new(), Vec::new());
     let mut note = |model: &BufferModel, is_durable: bool| {
         let last = durable.last().copied().unwrap_or(0);
         durable.push(if is_durable { snapshots.len() } else { last });

@@ -6,13 +6,13 @@ use offshoot_device::{BlockDevice, Fault, FaultDevice, RequestKind};
 use offshoot_testkit::random::seed_of_run;
 use offshoot_vfs::Errno;
 
-use super::{BufferModel, BufferedEngine, MadeVolume, WIDE};
+use super::{BufferModel, BufferedEngine, BufferedVolume, WIDE};
 use crate::buffered::BufferLimits;
 use crate::log::XfsLogOptions;
 
 #[test]
 fn data_that_cannot_be_written_stays_in_memory() {
-    let Some(volume) = MadeVolume::make(300, "") else { return };
+    let Some(volume) = BufferedVolume::make(300, "") else { return };
     let device = Arc::new(FaultDevice::new(volume.disk.writable_device()));
     let limits = BufferLimits { bytes: 4 << 20, ..WIDE };
     let engine = BufferedEngine::on(device.clone(), limits, &XfsLogOptions::default());
@@ -52,7 +52,7 @@ fn data_that_cannot_be_written_stays_in_memory() {
 /// At the bound a writer gets the error, so memory stays bounded. No thread tries without an end.
 #[test]
 fn a_writer_at_the_bound_gets_the_error_of_the_device() {
-    let Some(volume) = MadeVolume::make(300, "") else { return };
+    let Some(volume) = BufferedVolume::make(300, "") else { return };
     let device = Arc::new(FaultDevice::new(volume.disk.writable_device()));
     let limits = BufferLimits { bytes: 1 << 20, ..WIDE };
     let engine = BufferedEngine::on(device.clone(), limits, &XfsLogOptions::default());
@@ -61,7 +61,7 @@ fn a_writer_at_the_bound_gets_the_error_of_the_device() {
     device.add_to(RequestKind::Writes, 0..device.size_bytes(), Fault::Error);
     let mut written = 0;
     let error = loop {
-        match data.write(&model.files[0].buffer, written, &[7; 64 << 10]) {
+        match data.write(&model.files[0].buffer, written, &vec![7; 64 << 10]) {
             Ok(()) => written += 64 << 10,
             Err(error) => break error,
         }

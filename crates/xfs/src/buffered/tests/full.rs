@@ -7,11 +7,11 @@ use offshoot_testkit::random::{Random, seed_of_run};
 use offshoot_vfs::Errno;
 use offshoot_xfs_format::geometry::XfsLayout;
 
-use super::{BufferModel, BufferedEngine, MadeVolume, ModelFile, WIDE, index};
+use super::{BufferModel, BufferedEngine, BufferedModelFile, BufferedVolume, WIDE, index};
 use crate::buffered::{BufferedFile, XfsBufferedData};
 
 /// Gives a file all blocks but about `left`, of which it does not use any.
-fn fill(engine: &BufferedEngine, file: &ModelFile, left: u64) {
+fn fill(engine: &BufferedEngine, file: &BufferedModelFile, left: u64) {
     let (mut at, mut piece) = (1 << 20, 1 << 14);
     while piece > 0 {
         let free = engine.transactions.counters().free_for_files();
@@ -39,6 +39,8 @@ fn write_until_full(
     let (mut accepted, mut refused) = (0, 0);
     while refused < 5 {
         let (start, len) = (random.below(blocks * 4096), 1 + random.below(20_000));
+        // A write that is refused at a multiple of 1 MiB has done its front.
+        let len = len.min((1 << 20) - start % (1 << 20));
         let new = random.bytes(index(len));
         match data.write(buffer, start, &new) {
             Ok(()) => {
@@ -57,7 +59,7 @@ fn write_until_full(
 }
 
 fn full(options: &str) {
-    let Some(volume) = MadeVolume::make(300, options) else { return };
+    let Some(volume) = BufferedVolume::make(300, options) else { return };
     let engine = BufferedEngine::new(&volume.disk, WIDE);
     let data = engine.data();
     let mut model = BufferModel::new(&volume, data, seed_of_run());
@@ -102,7 +104,7 @@ fn what_a_full_volume_without_reverse_map_and_shared_blocks_accepts_is_written()
 /// Other threads take every block that is not promised, while data is written back.
 #[test]
 fn no_other_thread_takes_what_is_promised() {
-    let Some(volume) = MadeVolume::make(300, "") else { return };
+    let Some(volume) = BufferedVolume::make(300, "") else { return };
     let engine = BufferedEngine::new(&volume.disk, WIDE);
     let data = engine.data();
     let mut model = BufferModel::new(&volume, data, seed_of_run());

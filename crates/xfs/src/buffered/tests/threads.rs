@@ -6,18 +6,18 @@ use std::thread;
 
 use offshoot_testkit::random::{Random, seed_of_run};
 
-use super::{BufferModel, BufferedEngine, MadeVolume, ModelFile, WIDE};
+use super::{BufferModel, BufferedEngine, BufferedModelFile, BufferedVolume, WIDE};
 use crate::buffered::BufferLimits;
 
 /// A model of one file.
-fn single(file: ModelFile, seed: u64) -> BufferModel {
+fn single(file: BufferedModelFile, seed: u64) -> BufferModel {
     BufferModel { files: vec![file], random: Random::new(seed), most_blocks: 600 }
 }
 
 /// Each file is changed and read under a lock, as the lock of its inode. Write-back has none of
 /// them. A reader sees the bytes of the model at any moment.
 fn together(options: &str, limits: BufferLimits) {
-    let Some(volume) = MadeVolume::make(1 << 10, options) else { return };
+    let Some(volume) = BufferedVolume::make(1 << 10, options) else { return };
     let engine = BufferedEngine::new(&volume.disk, limits);
     let data = engine.data();
     let mut model = BufferModel::new(&volume, data, seed_of_run());
@@ -65,7 +65,9 @@ fn together(options: &str, limits: BufferLimits) {
         let outcomes: Vec<_> = writers.into_iter().map(thread::ScopedJoinHandle::join).collect();
         is_over.store(true, Ordering::Relaxed);
         data.end_background();
-        outcomes.into_iter().for_each(|outcome| outcome.unwrap());
+        for outcome in outcomes {
+            outcome.unwrap();
+        }
     });
     let files = locked.into_iter().flat_map(|locked| locked.into_inner().unwrap().files);
     model.files = files.collect();
