@@ -33,10 +33,10 @@
 //! # Write-back
 //!
 //! The longest rows of blocks go first to places in few extents, and then to the device in few
-//! writes; of many small files together. A write-back has the bytes as they were when it began. What
-//! programs write meanwhile goes to a copy, and stays for the next one. The bytes leave memory when
-//! the file maps what is on the device, so a reader that looks into memory first and at the
-//! mapping then finds the old bytes or the new ones. The size on the device grows with each row, up
+//! writes; those of many small files together. A write-back has the bytes as they were when it
+//! began. What programs write meanwhile goes to a copy, and stays for the next one. The bytes leave
+//! memory when the file maps what is on the device. So a reader, which looks into memory first and
+//! at the mapping then, misses none of them. The size on the device grows with each row, up
 //! to its end, so that a crash shows no size without the data. When a write-back fails, all that it
 //! did not commit stays in memory, and the next one tries again.
 //!
@@ -49,11 +49,13 @@
 //! |---|---|
 //! | `write`, `write_direct`, `truncate`, `discard`, and `settle` with the change that follows | the lock of the inode, exclusively |
 //! | `read`, `visit`, `next_data`, and `settle` for a direct read | the lock of the inode, shared |
-//! | `write_back`, `write_back_all`, `write_back_due` | any lock of inodes, or none, but no `SettledFile` |
+//! | `write_back`, `make_durable`, `write_back_all`, `write_back_due` | locks of inodes, or none |
+//!
+//! A thread that has a `SettledFile` calls only `settle` for files with larger numbers, and reads.
 //!
 //! A file has two locks. `outgoing` is held by a write-back from its beginning to its end, and by a
-//! change of the mapping of the file; of several files it is taken in ascending order, or only
-//! tried. `state` is held for the bytes in memory. In this order: locks of inodes, `outgoing`,
+//! change of the mapping of the file (`settle`); those of several files are taken in ascending
+//! order, or only tried. `state` is held for the bytes in memory. In this order: locks of inodes, `outgoing`,
 //! `state`, and then those of transactions or the table of files. No transaction is open when a
 //! lock of this room is taken.
 //!

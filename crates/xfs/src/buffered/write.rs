@@ -226,9 +226,10 @@ impl XfsBufferedData<'_> {
             return changes.abandon_write(&places).and(Err(error));
         }
         self.note_places(&places);
-        let size = bytes.end.max(file.size());
-        changes.commit_write(file.ino, &places, Some(size))?;
-        settled.resized(size);
+        let size = file.size();
+        let grown = Some(bytes.end).filter(|end| *end > size);
+        changes.commit_write(file.ino, &places, grown)?;
+        settled.resized(grown.unwrap_or(size));
         Ok(())
     }
 

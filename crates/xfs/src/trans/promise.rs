@@ -48,13 +48,12 @@ impl BlockPromise {
         *now += self.counters.promise_most(missing, SpaceClaim::Reserve);
     }
 
-    /// Gives back what it has above `most`. Returns how many blocks.
-    pub(crate) fn lower_to(&self, most: u64) -> u64 {
+    /// Gives back what it has above `most`.
+    pub(crate) fn lower_to(&self, most: u64) {
         let mut now = self.blocks.lock();
         let above = now.saturating_sub(most);
         *now -= above;
         self.counters.release(above);
-        above
     }
 
     /// Takes up to `most` blocks out, for a transaction.

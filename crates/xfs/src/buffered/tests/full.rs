@@ -6,9 +6,11 @@ use std::thread;
 use offshoot_testkit::random::{Random, seed_of_run};
 use offshoot_vfs::Errno;
 use offshoot_xfs_format::geometry::XfsLayout;
+use offshoot_xfs_format::inode::XfsInodeFlags;
 
 use super::{BufferModel, BufferedEngine, BufferedModelFile, BufferedVolume, WIDE, index};
 use crate::buffered::{BufferedFile, XfsBufferedData};
+use crate::trans::XfsTransactionKind as Kind;
 
 /// Gives a file all blocks but about `left`, of which it does not use any.
 fn fill(engine: &BufferedEngine, file: &BufferedModelFile, left: u64) {
@@ -99,6 +101,38 @@ fn what_a_full_volume_accepts_is_written() {
 #[test]
 fn what_a_full_volume_without_reverse_map_and_shared_blocks_accepts_is_written() {
     full("-m rmapbt=0,reflink=0");
+}
+
+/// A hint makes allocations larger where blocks are free, and takes none that are promised to other
+/// data of the file.
+#[test]
+fn a_hint_takes_nothing_that_is_promised() {
+    let Some(volume) = BufferedVolume::make(300, "") else { return };
+    let engine = BufferedEngine::new(&volume.disk, WIDE);
+    let data = engine.data();
+    let mut model = BufferModel::new(&volume, data, seed_of_run());
+    let mut t = engine.transactions.begin(Kind::ChangeInode, 0).unwrap();
+    let core = t.inode(model.files[0].ino).unwrap().core_mut();
+    core.extsize = 64.into();
+    core.flags = (core.flags() | XfsInodeFlags::EXTSIZE).bits().into();
+    t.commit().unwrap();
+    fill(&engine, &model.files[2], 700);
+    let mut at = 0;
+    let refused = loop {
+        // One block of each 100.
+        let written = data.write(&model.files[0].buffer, at * 4096, &[7; 4096]);
+        if let Err(error) = written {
+            break error;
+        }
+        model.files[0].bytes.resize(index(at * 4096), 0);
+        model.files[0].bytes.extend([7; 4096]);
+        at += 100;
+    };
+    assert_eq!(refused.errno(), Errno::NOSPC, "{refused}");
+    data.write_back_all().unwrap();
+    assert_eq!(engine.files.statistics().failures, 0);
+    data.truncate(&model.files[2].buffer, 0).unwrap();
+    volume.assert_unmounts(engine, &model);
 }
 
 /// Other threads take every block that is not promised, while data is written back.
