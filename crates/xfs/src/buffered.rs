@@ -1,8 +1,8 @@
 //! Data of files that is only in memory: written by programs, and not on the device yet.
 //!
 //! ```text
-//! write        | blocks are promised | bytes go to memory
-//! write-back   | places (`file`)     | bytes go to the device | the places are mapped, the size grows
+//! write        | promise of blocks | bytes go to memory
+//! write-back   | places (`file`)   | bytes go to the device | places are mapped, the size grows
 //! ```
 //!
 //! A file has whole blocks in memory. A write fills the rest of its first and its last block from
@@ -45,19 +45,20 @@
 //!
 //! # Locks
 //!
-//! | call | what the caller holds |
+//! | call | the lock of the inode |
 //! |---|---|
-//! | `write`, `write_direct`, `truncate`, `discard`, and `settle` with the change that follows | the lock of the inode, exclusively |
-//! | `read`, `visit`, `next_data`, and `settle` for a direct read | the lock of the inode, shared |
-//! | `write_back`, `make_durable`, `write_back_all`, `write_back_due` | locks of inodes, or none |
+//! | `write`, `write_direct`, `truncate`, `discard` | exclusively |
+//! | `settle` | exclusively, with the change that follows; shared for a direct read |
+//! | `read`, `visit`, `next_data` | shared |
+//! | `write_back`, `make_durable`, `write_back_all`, `write_back_due` | any, or none |
 //!
 //! A thread that has a `SettledFile` calls only `settle` for files with larger numbers, and reads.
 //!
 //! A file has two locks. `outgoing` is held by a write-back from its beginning to its end, and by a
 //! change of the mapping of the file (`settle`); those of several files are taken in ascending
-//! order, or only tried. `state` is held for the bytes in memory. In this order: locks of inodes, `outgoing`,
-//! `state`, and then those of transactions or the table of files. No transaction is open when a
-//! lock of this room is taken.
+//! order, or only tried. `state` is held for the bytes in memory. In this order: locks of inodes,
+//! `outgoing`, `state`, and then those of transactions or the table of files. No transaction is
+//! open when a lock of this room is taken.
 //!
 //! | file | what it does |
 //! |---|---|
