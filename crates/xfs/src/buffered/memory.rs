@@ -7,6 +7,7 @@ use std::time::Instant;
 use offshoot_kit::ranges::Ranges;
 use offshoot_kit::runs::DirtyRuns;
 use offshoot_kit::sync::{Mutex, RwLock};
+use offshoot_vfs::{Errno, Error, Result};
 use offshoot_xfs_format::Ino;
 use offshoot_xfs_format::btree::XfsTree;
 
@@ -63,6 +64,8 @@ pub(super) struct DirtyState {
     change_count: u64,
     /// The block from which on the file was seen to have a hole.
     pub(super) hole_from: Option<u64>,
+    /// Whether the file is removed. Another one may have the inode, so nothing is written to it.
+    pub(super) is_discarded: bool,
 }
 
 impl DirtyState {
@@ -77,7 +80,16 @@ impl DirtyState {
             changes: Ranges::default(),
             change_count: 0,
             hole_from: None,
+            is_discarded: false,
         }
+    }
+
+    /// Proves that the file is not removed.
+    pub(super) fn require_file(&self, ino: Ino) -> Result<()> {
+        if self.is_discarded {
+            return Err(Error::posix(Errno::NOENT, format!("inode {ino}, which is removed")));
+        }
+        Ok(())
     }
 
     /// Notes what the write-back of blocks needs, none of which are in memory.

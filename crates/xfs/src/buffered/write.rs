@@ -79,6 +79,7 @@ impl XfsBufferedData<'_> {
         let bytes = offset..offset + data.len() as u64;
         // While this is held, no write-back removes anything. Only write-backs want it.
         let mut state = file.state.write();
+        state.require_file(file.ino)?;
         let gaps = state.runs.gaps(&self.covered(&bytes));
         let needs = self.needs_of(file, &mut state, &gaps)?;
         let edges = self.edges(file, &state, &gaps, &bytes)?;
@@ -245,6 +246,7 @@ impl XfsBufferedData<'_> {
         let outgoing = file.outgoing.lock();
         let is_longer = {
             let state = file.state.read();
+            state.require_file(file.ino)?;
             state.size != state.stored_size
         };
         let all = 0..u64::MAX;
@@ -257,6 +259,7 @@ impl XfsBufferedData<'_> {
         let _outgoing = file.outgoing.lock();
         {
             let mut state = file.state.write();
+            state.require_file(file.ino)?;
             self.forget(file, &mut state, &(size.next_multiple_of(self.block_bytes())..u64::MAX));
             state.runs.clear_behind(size, self.block_bytes());
             state.size = state.size.min(size);
@@ -282,7 +285,10 @@ impl XfsBufferedData<'_> {
     /// Forgets what is in memory: the file is removed. Nothing of it is written back any more.
     pub(crate) fn discard(&self, file: &BufferedFile) {
         let _outgoing = file.outgoing.lock();
-        self.forget(file, &mut file.state.write(), &(0..u64::MAX));
+        let mut state = file.state.write();
+        // A thread that waits for `outgoing` finds this.
+        state.is_discarded = true;
+        self.forget(file, &mut state, &(0..u64::MAX));
     }
 }
 

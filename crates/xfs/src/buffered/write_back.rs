@@ -176,10 +176,10 @@ impl XfsBufferedData<'_> {
         let size = {
             let state = file.state.read();
             let is_longer = state.runs.is_empty() && state.size > state.stored_size;
-            is_longer.then_some(state.size)
+            (is_longer && !state.is_discarded).then_some(state.size)
         };
         let Some(size) = size else { return Ok(()) };
-        self.changes().truncate(file.ino, size)?;
+        self.changes().extend(file.ino, size)?;
         file.state.write().stored_size = size;
         Ok(())
     }
