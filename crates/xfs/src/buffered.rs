@@ -169,8 +169,8 @@ pub(crate) struct BufferedFiles {
     bytes: NonNegativeCounter,
     /// How often data was written in place, where no commit flushes the device for it.
     in_place: AtomicU64,
-    /// How many of these writes are durable.
-    flushed: AtomicU64,
+    /// How many of these writes are durable. Held by the thread that flushes the device for them.
+    flushed: Mutex<u64>,
     limits: BufferLimits,
     signal: WorkSignal,
     counters: BufferedCounters,
@@ -183,7 +183,7 @@ impl BufferedFiles {
             dirty: Mutex::default(),
             bytes: NonNegativeCounter::new("buffered bytes", stop),
             in_place: AtomicU64::default(),
-            flushed: AtomicU64::default(),
+            flushed: Mutex::default(),
             limits,
             signal: WorkSignal::default(),
             counters: BufferedCounters::default(),

@@ -86,14 +86,18 @@ impl XfsBufferedData<'_> {
     ///
     /// # Errors
     /// Those of this call. What was not written back stays in memory, so an error that a write-back
-    /// met before is met again, or is over.
+    /// met before is met again, or is over. A flush that fails ends all writing.
     pub(crate) fn make_durable(&self, file: &BufferedFile) -> Result<()> {
         self.write_back(file)?;
-        let files = self.files;
-        let written = files.in_place.load(SeqCst);
-        if files.flushed.load(SeqCst) < written {
-            self.buffers().flush()?;
-            files.flushed.fetch_max(written, SeqCst);
+        let mut flushed = self.files.flushed.lock();
+        self.transactions.log().require_running()?;
+        let written = self.files.in_place.load(SeqCst);
+        if *flushed < written {
+            // A device may lose what a failed flush should have made durable, and say nothing of it
+            // at the next one, which the log takes for all that was written before.
+            let outcome = self.buffers().flush();
+            outcome.inspect_err(|error| self.transactions.stop_writing(error))?;
+            *flushed = written;
         }
         Ok(())
     }

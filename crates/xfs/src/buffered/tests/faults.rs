@@ -49,6 +49,32 @@ fn data_that_cannot_be_written_stays_in_memory() {
     volume.assert_unmounts(engine, &model);
 }
 
+/// What a failed flush has lost is not known, so nothing says afterwards that data is durable.
+#[test]
+fn a_flush_that_fails_ends_writing() {
+    let Some(volume) = BufferedVolume::make(300, "") else { return };
+    let device = Arc::new(FaultDevice::new(volume.disk.writable_device()));
+    let engine = BufferedEngine::on(device.clone(), WIDE, &XfsLogOptions::default());
+    let data = engine.data();
+    let mut model = BufferModel::new(&volume, data, seed_of_run());
+    for file in [0, 1] {
+        model.write(data, file, 0..20_000, false);
+        data.make_durable(&model.files[file].buffer).unwrap();
+        model.write(data, file, 0..5000, false);
+    }
+    let number = device.count(RequestKind::Flushes);
+    device.strike(RequestKind::Flushes, number, Fault::Error);
+    let buffers = [0, 1].map(|file| model.files[file].buffer.clone());
+    let error = data.make_durable(&buffers[0]).unwrap_err();
+    assert_eq!(error.errno(), Errno::IO, "{error}");
+    for buffer in &buffers {
+        let error = data.make_durable(buffer).unwrap_err();
+        assert_eq!(error.errno(), Errno::ROFS, "{error}");
+        let error = data.write(buffer, 0, &[7; 10]).unwrap_err();
+        assert_eq!(error.errno(), Errno::ROFS, "{error}");
+    }
+}
+
 /// At the bound a writer gets the error, so memory stays bounded. No thread tries without an end.
 #[test]
 fn a_writer_at_the_bound_gets_the_error_of_the_device() {
