@@ -271,14 +271,13 @@ impl XfsBufferedData<'_> {
         };
         let outcome = if must_write { self.write_back_held(file, &(0..u64::MAX)) } else { Ok(()) };
         let outcome = outcome.and_then(|()| self.changes().truncate(file.ino, size));
+        // One that failed may have set the size, and left blocks behind it. If the size cannot be
+        // read either, the least that it can be is right: a commit only raises it.
+        let found = if outcome.is_ok() { Ok(size) } else { self.changes().size(file.ino) };
         let mut state = file.state.write();
         state.hole_from = None;
-        if outcome.is_ok() {
-            state.size = size;
-            state.stored_size = size;
-        } else {
-            state.size = state.size.max(state.stored_size);
-        }
+        state.stored_size = found.unwrap_or(size.min(state.stored_size));
+        state.size = if outcome.is_ok() { size } else { state.size.max(state.stored_size) };
         outcome
     }
 
