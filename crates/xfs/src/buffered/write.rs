@@ -43,6 +43,9 @@ impl XfsBufferedData<'_> {
     /// `EFBIG` when no file can have them, `ENOSPC` when too few blocks are free, and the errors of
     /// write-back when all of the bound is used. The bytes at the front may be written then.
     pub(crate) fn write(&self, file: &Arc<BufferedFile>, offset: u64, data: &[u8]) -> Result<()> {
+        if data.is_empty() {
+            return Ok(());
+        }
         require_bytes(file, offset, data.len())?;
         let (mut at, mut rest) = (offset, data);
         while !rest.is_empty() {
@@ -204,6 +207,9 @@ impl XfsBufferedData<'_> {
         offset: u64,
         data: &[u8],
     ) -> Result<()> {
+        if data.is_empty() {
+            return Ok(());
+        }
         let bytes = require_bytes(file, offset, data.len())?;
         if self.covered(&bytes) != bytes {
             self.write(file, offset, data)?;
@@ -255,7 +261,11 @@ impl XfsBufferedData<'_> {
     }
 
     /// Sets the size. What is in memory behind a smaller one goes away without being written.
+    ///
+    /// # Errors
+    /// `EFBIG` when no file can have this size, and those of the change.
     pub(crate) fn truncate(&self, file: &BufferedFile, size: u64) -> Result<()> {
+        require_bytes(file, size, 0)?;
         let _outgoing = file.outgoing.lock();
         {
             let mut state = file.state.write();
