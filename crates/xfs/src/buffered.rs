@@ -57,8 +57,8 @@
 //! A file has two locks. `outgoing` is held by a write-back from its beginning to its end, and by a
 //! change of the mapping of the file (`settle`); those of several files are taken in ascending
 //! order, or only tried. `state` is held for the bytes in memory. In this order: locks of inodes,
-//! `outgoing`, `state`, and then those of transactions or the table of files. No transaction is
-//! open when a lock of this room is taken.
+//! `outgoing`, `state` or the table of buffers in use, and then those of transactions or the table
+//! of files with data. No transaction is open when a lock of this room is taken.
 //!
 //! | file | what it does |
 //! |---|---|
@@ -76,13 +76,14 @@ mod write;
 mod write_back;
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use offshoot_kit::counter::{NonNegativeCounter, WriteStop};
 use offshoot_kit::read_ahead::ReadAhead;
 use offshoot_kit::sync::Mutex;
+use offshoot_vfs::Result;
 use offshoot_xfs_format::Ino;
 
 use crate::buffer::XfsBuffers;
@@ -98,6 +99,9 @@ const PART_OF_CACHE: u64 = 2;
 
 /// The age at which data is written back in the background.
 const USUAL_AGE: Duration = Duration::from_secs(30);
+
+/// So many entries for buffers are kept whether these are in use or not.
+const LEAST_OPEN: usize = 64;
 
 /// How much data is in memory at most, and how long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -160,9 +164,41 @@ fn count(counter: &AtomicU64, by: u64) {
     counter.fetch_add(by, Relaxed);
 }
 
+/// The buffers that are in use.
+#[derive(Debug, Default)]
+struct OpenBuffers {
+    by_number: BTreeMap<Ino, Weak<BufferedFile>>,
+    /// With more entries, those of buffers that nothing uses go away.
+    most: usize,
+}
+
+impl OpenBuffers {
+    fn get(&self, ino: Ino) -> Option<Arc<BufferedFile>> {
+        self.by_number.get(&ino).and_then(Weak::upgrade)
+    }
+
+    fn add(&mut self, file: &Arc<BufferedFile>) {
+        self.by_number.insert(file.ino, Arc::downgrade(file));
+        if self.by_number.len() > self.most {
+            self.by_number.retain(|_, file| file.strong_count() > 0);
+            self.most = 2 * self.by_number.len() + LEAST_OPEN;
+        }
+    }
+
+    /// Removes a buffer: its file is removed.
+    fn remove(&mut self, file: &BufferedFile) {
+        if self.get(file.ino).is_some_and(|found| std::ptr::eq(Arc::as_ptr(&found), file)) {
+            self.by_number.remove(&file.ino);
+        }
+    }
+}
+
 /// The files of a volume that have data in memory.
 #[derive(Debug)]
 pub(crate) struct BufferedFiles {
+    /// Each inode in use has one buffer, so that there is one lock and one size. Held while a size
+    /// is read from the device.
+    open: Mutex<OpenBuffers>,
     /// Those with data in memory.
     dirty: Mutex<BTreeMap<Ino, Arc<BufferedFile>>>,
     /// The bytes of all files.
@@ -180,6 +216,7 @@ impl BufferedFiles {
     /// None yet.
     pub(crate) fn new(limits: BufferLimits, stop: &Arc<WriteStop>) -> Self {
         Self {
+            open: Mutex::default(),
             dirty: Mutex::default(),
             bytes: NonNegativeCounter::new("buffered bytes", stop),
             in_place: AtomicU64::default(),
@@ -228,11 +265,18 @@ impl<'e> XfsBufferedData<'e> {
         self.transactions.geometry().block_size() as u64
     }
 
-    /// The buffer of a regular file, whose size on the device is `size`: a new one, unless one has
-    /// data. The caller keeps one for each inode in use.
-    pub(crate) fn file(&self, ino: Ino, size: u64) -> Arc<BufferedFile> {
-        let found = self.files.dirty.lock().get(&ino).cloned();
-        found.unwrap_or_else(|| Arc::new(BufferedFile::new(self.transactions, ino, size)))
+    /// The buffer of a regular file: the one in use, or a new one. The inode cannot be removed
+    /// meanwhile.
+    pub(crate) fn file(&self, ino: Ino) -> Result<Arc<BufferedFile>> {
+        let mut open = self.files.open.lock();
+        if let Some(found) = open.get(ino) {
+            return Ok(found);
+        }
+        // No write-back has a buffer of it, so the size does not change.
+        let size = self.stored_size(ino)?;
+        let file = Arc::new(BufferedFile::new(self.transactions, ino, size));
+        open.add(&file);
+        Ok(file)
     }
 }
 

@@ -47,6 +47,11 @@ impl XfsBufferedData<'_> {
         Err(Error::posix(Errno::AGAIN, format!("the extents of inode {ino} never stay the same")))
     }
 
+    /// The size on the device.
+    pub(super) fn stored_size(&self, ino: Ino) -> Result<u64> {
+        self.stored(ino, |content| Ok(content.size()))
+    }
+
     /// Reads what the device has. Behind its end there, and in holes, it is zeros. The caller has
     /// seen that nothing of it is in memory.
     pub(super) fn read_stored(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<()> {

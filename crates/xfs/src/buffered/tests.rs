@@ -170,7 +170,7 @@ fn assert_same(file: &BufferedModelFile, found: &[u8]) {
 impl BufferModel {
     fn new(volume: &BufferedVolume, data: XfsBufferedData<'_>, seed: u64) -> Self {
         let file = |&(name, ino): &(&'static str, Ino)| {
-            let buffer = data.file(ino, 0);
+            let buffer = data.file(ino).unwrap();
             BufferedModelFile { name, ino, buffer, bytes: Vec::new() }
         };
         let files = volume.files.iter().map(file).collect();

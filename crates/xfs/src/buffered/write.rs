@@ -298,6 +298,8 @@ impl XfsBufferedData<'_> {
         // A thread that waits for `outgoing` finds this.
         state.is_discarded = true;
         self.forget(file, &mut state, &(0..u64::MAX));
+        drop(state);
+        self.files.open.lock().remove(file);
     }
 }
 

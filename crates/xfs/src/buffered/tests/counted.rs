@@ -1,9 +1,11 @@
 //! What does not grow: extents, writes to the device, promises.
 
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use offshoot_testkit::random::seed_of_run;
+use offshoot_vfs::Errno;
 use offshoot_xfs_format::{FileBlock, Ino};
 
 use super::{BufferModel, BufferedEngine, BufferedVolume, WIDE, index};
@@ -79,7 +81,7 @@ fn what_is_removed_in_time_is_not_written() {
     model.write(data, 0, 0..300_000, false);
     data.discard(&model.files[0].buffer);
     model.files[0].bytes.clear();
-    model.files[0].buffer = data.file(model.files[0].ino, 0);
+    model.files[0].buffer = data.file(model.files[0].ino).unwrap();
     engine.assert_at_rest();
     model.write(data, 1, 0..300_000, false);
     model.truncate(data, 1, 0);
@@ -90,6 +92,64 @@ fn what_is_removed_in_time_is_not_written() {
     model.truncate(data, 1, 4096 * 3);
     data.write_back_all().unwrap();
     assert_eq!(engine.files.statistics().device_bytes, 4096 * 3);
+    volume.assert_unmounts(engine, &model);
+}
+
+/// The inode of a file that is removed belongs to the next file that gets it, with its size.
+#[test]
+fn a_discarded_file_does_nothing_to_its_inode() {
+    let Some(volume) = BufferedVolume::make(300, "") else { return };
+    let engine = BufferedEngine::new(&volume.disk, WIDE);
+    let data = engine.data();
+    let mut model = BufferModel::new(&volume, data, seed_of_run());
+    model.write(data, 0, 0..300_000, false);
+    let old = model.files[0].buffer.clone();
+    data.discard(&old);
+    data.changes().truncate(old.ino, 5000).unwrap();
+    data.write_back(&old).unwrap();
+    data.make_durable(&old).unwrap();
+    assert_eq!(data.changes().size(old.ino).unwrap(), 5000);
+    assert_eq!(data.write(&old, 0, &[7]).unwrap_err().errno(), Errno::NOENT);
+    assert_eq!(data.truncate(&old, 0).unwrap_err().errno(), Errno::NOENT);
+    model.files[0].buffer = data.file(old.ino).unwrap();
+    model.files[0].bytes = vec![0; 5000];
+    model.write(data, 0, 100..200, false);
+    volume.assert_unmounts(engine, &model);
+}
+
+/// A buffer that is asked for while another one is in use is that one, with its size.
+#[test]
+fn an_inode_in_use_has_one_buffer() {
+    let Some(volume) = BufferedVolume::make(300, "") else { return };
+    let engine = BufferedEngine::new(&volume.disk, WIDE);
+    let data = engine.data();
+    let mut model = BufferModel::new(&volume, data, seed_of_run());
+    model.write(data, 0, 0..300_000, false);
+    data.write_back_all().unwrap();
+    let file = &mut model.files[0];
+    assert!(Arc::ptr_eq(&data.file(file.ino).unwrap(), &file.buffer));
+    // The last reference of the old one goes away first.
+    file.buffer = model.files[1].buffer.clone();
+    model.files[0].buffer = data.file(model.files[0].ino).unwrap();
+    assert_eq!(model.files[0].buffer.size(), 300_000);
+    volume.assert_unmounts(engine, &model);
+}
+
+/// What no file can have changes nothing, and neither does a write of nothing.
+#[test]
+fn calls_without_an_effect_leave_a_file_as_it_was() {
+    let Some(volume) = BufferedVolume::make(300, "") else { return };
+    let engine = BufferedEngine::new(&volume.disk, WIDE);
+    let data = engine.data();
+    let mut model = BufferModel::new(&volume, data, seed_of_run());
+    model.write(data, 0, 0..10_000, false);
+    let file = &model.files[0].buffer;
+    for size in [u64::MAX, u64::MAX - 4000, 1 << 63] {
+        assert_eq!(data.truncate(file, size).unwrap_err().errno(), Errno::FBIG);
+        data.write_direct(file, size, &[]).unwrap();
+        data.write(file, size, &[]).unwrap();
+    }
+    data.write_direct(file, 1 << 20, &[]).unwrap();
     volume.assert_unmounts(engine, &model);
 }
 
@@ -112,7 +172,7 @@ fn small_files_share_writes_to_the_device() {
     let model = BufferModel::new(&volume, data, seed_of_run());
     for (number, ino) in inodes.iter().enumerate() {
         let content = vec![u8::try_from(number).unwrap(); 5000 + number];
-        data.write(&data.file(*ino, 0), 0, &content).unwrap();
+        data.write(&data.file(*ino).unwrap(), 0, &content).unwrap();
     }
     data.write_back_all().unwrap();
     let found = engine.files.statistics();
