@@ -97,8 +97,8 @@ impl XfsBufferedData<'_> {
         Ok(())
     }
 
-    /// What the write-back of bytes that are not in memory needs.
-    fn needs_of(
+    /// What the write-back of bytes needs.
+    pub(super) fn needs_of(
         &self,
         file: &BufferedFile,
         state: &mut DirtyState,

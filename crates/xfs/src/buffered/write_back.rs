@@ -231,7 +231,7 @@ impl XfsBufferedData<'_> {
         let blocks = row.bytes.start >> log..row.bytes.end >> log;
         let changes = self.changes().with_promise(&row.file.promise);
         let places = changes.prepare_write(row.file.ino, blocks);
-        row.places = places.inspect_err(|_| self.failed(row.file))?;
+        row.places = places.inspect_err(|_| self.failed(&row))?;
         count(&self.files.counters.rows, 1);
         count(&self.files.counters.places, row.places.len() as u64);
         Ok(row)
@@ -243,7 +243,7 @@ impl XfsBufferedData<'_> {
         self.note_places(&row.places);
         let changes = self.changes().with_promise(&file.promise);
         let committed = changes.commit_write(file.ino, &row.places, row.size);
-        committed.inspect_err(|_| self.failed(file))?;
+        committed.inspect_err(|_| self.failed(row))?;
         let mut state = file.state.write();
         for (at, run) in &row.runs {
             if state.runs.at(*at).is_some_and(|now| Arc::ptr_eq(now, run)) {
@@ -266,16 +266,26 @@ impl XfsBufferedData<'_> {
     /// Gives the places of a row back.
     fn abandon(&self, row: &OutgoingRow<'_>) -> Result<()> {
         let outcome = self.changes().abandon_write(&row.places);
-        self.failed(row.file);
+        self.failed(row);
         outcome
     }
 
-    /// Notes that a row of a file stays in memory. Blocks that were staged for it are free again,
-    /// so they are promised again.
-    fn failed(&self, file: &BufferedFile) {
+    /// Notes that a row stays in memory. Blocks that were staged for it are free again, so they are
+    /// promised again. For those that the file has by now, unwritten or committed, none is: one
+    /// that is promised to them too would be lost to others, and each failure would take more.
+    fn failed(&self, row: &OutgoingRow<'_>) {
         count(&self.files.counters.failures, 1);
-        let state = file.state.read();
-        file.promise.restore(self.needed(&state));
+        let (file, log) = (row.file, self.transactions.geometry().block_log);
+        let mut state = file.state.write();
+        state.hole_from = None;
+        // Without an answer, the promise is that of the needs from before.
+        if let Ok(needs) = self.needs_of(file, &mut state, std::slice::from_ref(&row.bytes)) {
+            state.remove_needs(&(row.bytes.start >> log..row.bytes.end >> log));
+            needs.iter().for_each(|(blocks, need)| state.add_need(blocks, *need));
+        }
+        let needed = self.needed(&state);
+        file.promise.restore(needed);
+        file.promise.lower_to(needed);
     }
 
     /// Writes pieces of whole blocks to the device, those together that follow each other there.
