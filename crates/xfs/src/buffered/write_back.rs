@@ -157,6 +157,7 @@ impl XfsBufferedData<'_> {
 
     /// Writes back what a range has in memory. The caller has `outgoing`.
     pub(super) fn write_back_held(&self, file: &BufferedFile, bytes: &Range<u64>) -> Result<()> {
+        let begin = Instant::now();
         // What is written behind this end meanwhile stays for the next one.
         let (stored, size) = {
             let state = file.state.read();
@@ -171,6 +172,11 @@ impl XfsBufferedData<'_> {
         while let Some(row) = OutgoingRow::first_of(file, &rest) {
             rest.start = row.bytes.end;
             self.write_rows(vec![row])?;
+        }
+        if bytes.start == 0 && bytes.end >= size {
+            // Only what was written meanwhile is left. After a part, older bytes may be.
+            let mut state = file.state.write();
+            state.since = state.since.map(|since| since.max(begin));
         }
         self.store_size(file)
     }
@@ -258,7 +264,6 @@ impl XfsBufferedData<'_> {
         state.remove_needs(&blocks);
         state.hole_from = state.hole_from.map(|from| from.max(blocks.end));
         state.stored_size = state.stored_size.max(row.size.unwrap_or(0));
-        state.since = Some(Instant::now());
         self.settle_accounts(file, &mut state);
         Ok(())
     }
