@@ -54,17 +54,28 @@ impl OutgoingRow<'_> {
         Some(OutgoingRow { file, bytes: row, runs, size, places: Vec::new() })
     }
 
-    /// The bytes for a place, in the pieces in which memory has them.
-    fn pieces(&self, place: &XfsWritePlace, block_log: u8) -> Vec<&[u8]> {
-        let start = place.at.0 << block_log;
-        let wanted = start..start + (u64::from(place.count) << block_log);
-        let part = |(at, run): &BufferRun| {
-            let (at, end) = (*at, *at + run.len() as u64);
-            let covered = wanted.start.max(at)..wanted.end.min(end);
-            (!covered.is_empty()).then(|| covered.start - at..covered.end - at)
-        };
-        let parts = self.runs.iter().filter_map(|run| Some((&run.1, part(run)?)));
-        parts.filter_map(|(run, part)| run.get(index(part.start)..index(part.end))).collect()
+    /// The bytes of the places, in the pieces in which memory has them, each with the block that it
+    /// goes to. Places and runs both ascend, so each is looked at once.
+    fn pieces(&self, block_log: u8) -> Vec<(FsBlock, &[u8])> {
+        let (mut pieces, mut runs) = (Vec::new(), self.runs.iter().peekable());
+        for place in &self.places {
+            let start = place.at.0 << block_log;
+            let wanted = start..start + (u64::from(place.count) << block_log);
+            while let Some((at, run)) = runs.peek() {
+                let end = at + run.len() as u64;
+                let covered = wanted.start.max(*at)..wanted.end.min(end);
+                if !covered.is_empty() {
+                    let part = run.get(index(covered.start - at)..index(covered.end - at));
+                    let block = FsBlock(place.start.0 + ((covered.start - start) >> block_log));
+                    pieces.extend(part.map(|part| (block, part)));
+                }
+                if end > wanted.end {
+                    break;
+                }
+                runs.next();
+            }
+        }
+        pieces
     }
 }
 
@@ -206,7 +217,8 @@ impl XfsBufferedData<'_> {
                 Err(error) => outcome = outcome.and(Err(error)),
             }
         }
-        let sent = self.send(self.pieces(&ready));
+        let log = self.transactions.geometry().block_log;
+        let sent = self.send(ready.iter().flat_map(|row| row.pieces(log)).collect());
         for row in &ready {
             outcome = outcome.and(match &sent {
                 Ok(()) => self.commit(row),
@@ -214,21 +226,6 @@ impl XfsBufferedData<'_> {
             });
         }
         sent.and(outcome)
-    }
-
-    /// The bytes of rows, each with the block that it goes to.
-    fn pieces<'r>(&self, rows: &'r [OutgoingRow<'_>]) -> Vec<(FsBlock, &'r [u8])> {
-        let (log, mut pieces) = (self.transactions.geometry().block_log, Vec::new());
-        for row in rows {
-            for place in &row.places {
-                let mut start = place.start;
-                for piece in row.pieces(place, log) {
-                    pieces.push((start, piece));
-                    start = FsBlock(start.0 + (piece.len() as u64 >> log));
-                }
-            }
-        }
-        pieces
     }
 
     /// Takes the places of a row.
