@@ -40,13 +40,15 @@ impl XfsBufferedData<'_> {
     /// Writes bytes to memory, and makes the file longer if it ends before them.
     ///
     /// # Errors
-    /// `EFBIG` when no file can have them, `ENOSPC` when too few blocks are free, and the errors of
-    /// write-back when all of the bound is used. The bytes at the front may be written then.
+    /// `EFBIG` when no file can have them, `EROFS` when writing has ended, `ENOSPC` when too few
+    /// blocks are free, and the errors of write-back when all of the bound is used. The bytes at the
+    /// front may be written then.
     pub(crate) fn write(&self, file: &Arc<BufferedFile>, offset: u64, data: &[u8]) -> Result<()> {
         if data.is_empty() {
             return Ok(());
         }
         require_bytes(file, offset, data.len())?;
+        self.transactions.log().require_running()?;
         let (mut at, mut rest) = (offset, data);
         while !rest.is_empty() {
             let room = index(PART_BYTES - at % PART_BYTES);
