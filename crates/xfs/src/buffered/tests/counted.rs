@@ -126,11 +126,11 @@ fn an_inode_in_use_has_one_buffer() {
     let mut model = BufferModel::new(&volume, data, seed_of_run());
     model.write(data, 0, 0..300_000, false);
     data.write_back_all().unwrap();
-    let file = &mut model.files[0];
-    assert!(Arc::ptr_eq(&data.file(file.ino).unwrap(), &file.buffer));
+    let ino = model.files[0].ino;
+    assert!(Arc::ptr_eq(&data.file(ino).unwrap(), &model.files[0].buffer));
     // The last reference of the old one goes away first.
-    file.buffer = model.files[1].buffer.clone();
-    model.files[0].buffer = data.file(model.files[0].ino).unwrap();
+    model.files[0].buffer = model.files[1].buffer.clone();
+    model.files[0].buffer = data.file(ino).unwrap();
     assert_eq!(model.files[0].buffer.size(), 300_000);
     volume.assert_unmounts(engine, &model);
 }
