@@ -12,14 +12,15 @@
 //!
 //! A write of a block that a hole has, or that files share, takes a promise of one block. While a
 //! file has such blocks, or unwritten ones, in memory, it has a promise for its tree of extents
-//! too: as if each block became an extent of its own, and what one step may need on top. `ENOSPC`
-//! is an answer to a write, and never to a write-back. With blocks of 4 KiB and a tree of at most
-//! five levels:
+//! too: as if each block became an extent of its own, each range of blocks were the first to split
+//! a full block of the tree, and what one step may need on top. `ENOSPC` is an answer to a write,
+//! and never to a write-back. With blocks of 4 KiB and a tree of at most five levels:
 //!
 //! ```text
 //! written over blocks of its own    0 blocks
-//! the first block of a file         1 for data, 1 for an extent, 2 * 5 + 1 for a step    13
-//! 1000 blocks of a hole             1000, and 17 for extents, and 11                   1028
+//! the first block of a file         1 for data, 3 for extents, 2 * 5 + 1 for a step      15
+//! 1000 blocks of a hole             1000, and 18 for extents, and 11                   1029
+//! 1000 blocks apart in a hole       1000, and 1026 for extents, and 11                 2037
 //! ```
 //!
 //! The trees of groups have blocks that are held back for them (`group`). A volume without so many

@@ -62,6 +62,8 @@ pub(super) struct DirtyState {
     /// The blocks in memory at whose write-back extents change; those of `takes` among them.
     changes: Ranges,
     change_count: u64,
+    /// The most extents that the file has on the device, as far as was seen.
+    pub(super) extents: u64,
     /// The block from which on the file was seen to have a hole.
     pub(super) hole_from: Option<u64>,
     /// Whether the file is removed. Another one may have the inode, so nothing is written to it.
@@ -79,6 +81,7 @@ impl DirtyState {
             take_count: 0,
             changes: Ranges::default(),
             change_count: 0,
+            extents: 0,
             hole_from: None,
             is_discarded: false,
         }
@@ -105,6 +108,12 @@ impl DirtyState {
         }
     }
 
+    /// Notes that what these blocks needed is done. Each was at most two extents more.
+    pub(super) fn meet_needs(&mut self, blocks: &Range<u64>) {
+        self.extents = self.extents.saturating_add(2 * self.changes.count(blocks));
+        self.remove_needs(blocks);
+    }
+
     /// Forgets what blocks need: they are not in memory, or the file maps others for them.
     pub(super) fn remove_needs(&mut self, blocks: &Range<u64>) {
         self.take_count -= self.takes.count(blocks);
@@ -116,6 +125,11 @@ impl DirtyState {
 
 impl XfsBufferedData<'_> {
     /// The free blocks that the write-back of a file may take.
+    ///
+    /// A file that was written in order may have a tree whose blocks are all full. One more extent
+    /// splits such a block, and so may the first of each range of changes. From then on, a block
+    /// has room for half of its records. For three blocks at three places of a tree with 250
+    /// records in a block, these are `3 + 6 / 125`, rounded up: 4.
     pub(super) fn needed(&self, state: &DirtyState) -> u64 {
         if state.change_count == 0 {
             return 0;
@@ -123,15 +137,23 @@ impl XfsBufferedData<'_> {
         let geometry = self.transactions.geometry();
         let levels = self.transactions.most_levels().data;
         // An extent that becomes written in its middle is three, so each block adds up to two.
-        let mut records = state.change_count.saturating_mul(2);
+        let mut added = state.change_count.saturating_mul(2);
+        let (mut splits, mut records) = (state.changes.len() as u64, state.extents);
         let mut tree = 0;
         for level in 0..levels {
-            let half = XfsTree::Extents.capacity(geometry, u16::from(level > 0)) as u64 / 2;
-            records = records.div_ceil(half.max(2));
-            tree += records;
-            if records <= 1 {
+            let most = XfsTree::Extents.capacity(geometry, u16::from(level > 0)) as u64;
+            let half = (most / 2).max(2);
+            if level > 0 {
+                // What other calls have added meanwhile is not known: it can fill many blocks with
+                // extents, but hardly one above them.
+                splits = splits.min(records / most.max(1));
+            }
+            added = added.div_ceil(half) + splits;
+            tree += added;
+            if added <= 1 {
                 break;
             }
+            (splits, records) = (added, records.div_ceil(half));
         }
         // What one step may need, and a copy of the block at the old end that files share.
         state.take_count + tree + 2 * levels + 1

@@ -114,7 +114,9 @@ impl XfsBufferedData<'_> {
                 let (end, need) = if is_hole {
                     (blocks.end, XfsWriteNeed::Blocks)
                 } else {
-                    self.changes().write_need(file.ino, &blocks)?
+                    let front = self.changes().write_need(file.ino, &blocks)?;
+                    state.extents = front.extents;
+                    (front.end, front.need)
                 };
                 if end == u64::MAX {
                     state.hole_from = Some(blocks.start);

@@ -258,7 +258,7 @@ impl XfsBufferedData<'_> {
         }
         let log = self.transactions.geometry().block_log;
         let blocks = row.bytes.start >> log..row.bytes.end >> log;
-        state.remove_needs(&blocks);
+        state.meet_needs(&blocks);
         state.hole_from = state.hole_from.map(|from| from.max(blocks.end));
         state.stored_size = state.stored_size.max(row.size.unwrap_or(0));
         self.settle_accounts(file, &mut state);

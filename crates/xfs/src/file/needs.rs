@@ -21,25 +21,38 @@ pub(crate) enum XfsWriteNeed {
     Blocks,
 }
 
+/// The front of a range of blocks, all of which need the same.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct XfsNeedyFront {
+    pub(crate) need: XfsWriteNeed,
+    /// A hole may end behind the range; the one behind the last extent ends at [`u64::MAX`].
+    pub(crate) end: u64,
+    /// The extents of the file.
+    pub(crate) extents: u64,
+}
+
 impl XfsFileChanges<'_> {
-    /// What a write to the front of a range of blocks takes, and where that ends. A hole may end
-    /// behind the range; the one behind the last extent ends at [`u64::MAX`].
-    pub(crate) fn write_need(&self, ino: Ino, blocks: &Range<u64>) -> Result<(u64, XfsWriteNeed)> {
+    /// What a write to the front of a range of blocks takes.
+    pub(crate) fn write_need(&self, ino: Ino, blocks: &Range<u64>) -> Result<XfsNeedyFront> {
         retry(|| {
             let mut t = self.begin(Kind::ChangeTimes, ino)?;
+            let extents = t.inode(ino)?.extent_count(FORK);
+            let front = |end, need| XfsNeedyFront { need, end, extents };
             let found = next_mapped(&mut t, ino, FORK, FileBlock(blocks.start))?;
             let next = found.map_or(u64::MAX, |found| found.offset.0);
             let old = found.and_then(|old| part(&old, blocks.start, end(&old).min(blocks.end)));
             let Some(old) = old else {
-                return Ok((next, XfsWriteNeed::Blocks));
+                return Ok(front(next, XfsWriteNeed::Blocks));
             };
             if old.is_unwritten {
-                return Ok((end(&old), XfsWriteNeed::Extents));
+                return Ok(front(end(&old), XfsWriteNeed::Extents));
             }
             Ok(match shared_range(&mut t, ino, &old)? {
-                Some(shared) if shared.start <= blocks.start => (shared.end, XfsWriteNeed::Blocks),
-                Some(shared) => (shared.start, XfsWriteNeed::Nothing),
-                None => (end(&old), XfsWriteNeed::Nothing),
+                Some(shared) if shared.start <= blocks.start => {
+                    front(shared.end, XfsWriteNeed::Blocks)
+                }
+                Some(shared) => front(shared.start, XfsWriteNeed::Nothing),
+                None => front(end(&old), XfsWriteNeed::Nothing),
             })
         })
     }

@@ -1,5 +1,7 @@
 //! Volumes that are full: what was accepted is on the device in the end.
 
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::thread;
 
@@ -101,6 +103,49 @@ fn what_a_full_volume_accepts_is_written() {
 #[test]
 fn what_a_full_volume_without_reverse_map_and_shared_blocks_accepts_is_written() {
     full("-m rmapbt=0,reflink=0");
+}
+
+/// The kernel fills the blocks of a tree of extents of a file that it writes in order. Each write
+/// to a hole between them splits one.
+#[test]
+fn what_splits_full_blocks_of_a_tree_has_room() {
+    const EXTENTS: u64 = 6000;
+    /// The extents in a block of the tree.
+    const RECORDS: usize = 59;
+    let Some(volume) = BufferedVolume::make(300, "-b size=1024") else { return };
+    let mount = volume.disk.mount("", &[]);
+    let file = File::options().write(true).open(mount.path().join("one")).unwrap();
+    let mut bytes = vec![0; index(EXTENTS * 2048)];
+    file.set_len(bytes.len() as u64).unwrap();
+    for number in 0..EXTENTS {
+        file.write_all_at(&[1; 1024], number * 2048).unwrap();
+        bytes[index(number * 2048)..][..1024].fill(1);
+    }
+    drop((file, mount));
+    let engine = BufferedEngine::new(&volume.disk, WIDE);
+    let data = engine.data();
+    let mut model = BufferModel::new(&volume, data, seed_of_run());
+    model.files[0].bytes = bytes;
+    fill(&engine, &model.files[2], 110);
+    let free = || engine.transactions.counters().counts().free_blocks;
+    let (before, mut accepted) = (free(), 0);
+    for number in (RECORDS as u64 / 2..EXTENTS).step_by(RECORDS) {
+        let at = number * 2048 + 1024;
+        match data.write(&model.files[0].buffer, at, &[2; 1024]) {
+            Ok(()) => model.files[0].bytes[index(at)..][..1024].fill(2),
+            Err(error) => {
+                assert_eq!(error.errno(), Errno::NOSPC, "{error}");
+                break;
+            }
+        }
+        accepted += 1;
+    }
+    data.write_back_all().unwrap();
+    assert_eq!(engine.files.statistics().failures, 0);
+    let taken = before - free();
+    assert!(accepted > 30 && taken * 2 > accepted * 3, "{taken} blocks for {accepted}");
+    data.truncate(&model.files[2].buffer, 0).unwrap();
+    volume.assert_unmounts(engine, &model);
 }
 
 /// A hint makes allocations larger where blocks are free, and takes none that are promised to other
