@@ -41,6 +41,11 @@ impl BufferedFile {
         self.state.read().size
     }
 
+    /// Whether its last row could not be written back.
+    pub(super) fn is_stuck(&self) -> bool {
+        self.state.read().is_stuck
+    }
+
     /// Whether it has bytes in memory.
     pub(crate) fn is_dirty(&self) -> bool {
         !self.state.read().runs.is_empty()
@@ -68,6 +73,8 @@ pub(super) struct DirtyState {
     pub(super) hole_from: Option<u64>,
     /// Whether the file is removed. Another one may have the inode, so nothing is written to it.
     pub(super) is_discarded: bool,
+    /// Whether its last row could not be written back.
+    pub(super) is_stuck: bool,
 }
 
 impl DirtyState {
@@ -84,6 +91,7 @@ impl DirtyState {
             extents: 0,
             hole_from: None,
             is_discarded: false,
+            is_stuck: false,
         }
     }
 
@@ -176,6 +184,7 @@ impl XfsBufferedData<'_> {
         file.promise.lower_to(self.needed(state));
         if state.runs.is_empty() {
             state.since = None;
+            state.is_stuck = false;
             self.files.dirty.lock().remove(&file.ino);
         }
     }

@@ -1,9 +1,11 @@
 //! The bound of all data in memory, and write-back in the background.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use offshoot_vfs::Result;
 
+use super::memory::BufferedFile;
 use super::{XfsBufferedData, count};
 
 /// How long the background leaves data alone that it could not write back.
@@ -18,7 +20,13 @@ impl XfsBufferedData<'_> {
     }
 
     /// Wakes the background when half of the bound is used, and writes back when all of it is.
-    pub(super) fn keep_bound(&self) -> Result<()> {
+    ///
+    /// Files that cannot be written back may use a bound of their own, so that one of them does not
+    /// stop the writers of all others.
+    ///
+    /// # Errors
+    /// That of the write-back of `file`, or of any when too much cannot be written back.
+    pub(super) fn keep_bound(&self, file: &BufferedFile) -> Result<()> {
         if self.is_below(2) {
             return Ok(());
         }
@@ -27,14 +35,34 @@ impl XfsBufferedData<'_> {
             return Ok(());
         }
         count(&self.files.counters.waits_at_bound, 1);
-        let outcome = self.relieve();
+        let (stuck, others) = self.files.all().into_iter().partition(|file| file.is_stuck());
+        let outcome = self.relieve(others);
         // With an error that leaves room the next call goes on.
-        if self.is_below(1) { Ok(()) } else { outcome }
+        if self.is_below(1) {
+            return Ok(());
+        }
+        if file.is_stuck() {
+            return self.write_back(file);
+        }
+        if self.is_below_without_stuck() {
+            return Ok(());
+        }
+        outcome.and_then(|()| self.relieve(stuck))
+    }
+
+    /// Whether the bound would be kept without what cannot be written back, or a bound of that.
+    fn is_below_without_stuck(&self) -> bool {
+        let mut stuck: u64 = 0;
+        for file in self.files.all() {
+            let state = file.state.read();
+            stuck += if state.is_stuck { state.runs.bytes() } else { 0 };
+        }
+        let most = self.files.limits.bytes;
+        self.files.bytes() <= most + stuck.min(most)
     }
 
     /// Writes back until half of the bound is used: the files with the oldest data first.
-    fn relieve(&self) -> Result<()> {
-        let mut files = self.files.all();
+    fn relieve(&self, mut files: Vec<Arc<BufferedFile>>) -> Result<()> {
         files.sort_by_cached_key(|file| (file.state.read().since, file.ino));
         self.write_back_files(&files, || self.is_below(2))
     }
@@ -49,7 +77,7 @@ impl XfsBufferedData<'_> {
         let mut files = self.files.all();
         files.retain(|file| file.state.read().since.is_some_and(is_old));
         let outcome = self.write_back_files(&files, || false);
-        if self.is_below(2) { outcome } else { outcome.and(self.relieve()) }
+        if self.is_below(2) { outcome } else { outcome.and(self.relieve(self.files.all())) }
     }
 
     /// Writes back in the background until [`Self::end_background`]. Data that cannot be written

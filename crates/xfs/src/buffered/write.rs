@@ -53,7 +53,7 @@ impl XfsBufferedData<'_> {
         while !rest.is_empty() {
             let room = index(PART_BYTES - at % PART_BYTES);
             let (part, behind) = rest.split_at(rest.len().min(room));
-            self.keep_bound()?;
+            self.keep_bound(file)?;
             self.with_space(|| self.write_part(file, at, part))?;
             at += part.len() as u64;
             rest = behind;

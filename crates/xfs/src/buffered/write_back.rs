@@ -248,6 +248,7 @@ impl XfsBufferedData<'_> {
         let committed = changes.commit_write(file.ino, &row.places, row.size);
         committed.inspect_err(|_| self.failed(row))?;
         let mut state = file.state.write();
+        state.is_stuck = false;
         for (at, run) in &row.runs {
             if state.runs.at(*at).is_some_and(|now| Arc::ptr_eq(now, run)) {
                 let part = row.bytes.start.max(*at)..row.bytes.end.min(at + run.len() as u64);
@@ -279,6 +280,7 @@ impl XfsBufferedData<'_> {
         count(&self.files.counters.failures, 1);
         let (file, log) = (row.file, self.transactions.geometry().block_log);
         let mut state = file.state.write();
+        state.is_stuck = true;
         state.hole_from = None;
         // Without an answer, the promise is that of the needs from before.
         if let Ok(needs) = self.needs_of(file, &mut state, std::slice::from_ref(&row.bytes)) {

@@ -5,10 +5,13 @@ use std::sync::Arc;
 use offshoot_device::{BlockDevice, Fault, FaultDevice, RequestKind};
 use offshoot_testkit::random::seed_of_run;
 use offshoot_vfs::Errno;
+use offshoot_xfs_format::FileBlock;
 
 use super::{BufferModel, BufferedEngine, BufferedVolume, WIDE};
 use crate::buffered::BufferLimits;
+use crate::inode::change::next_mapped;
 use crate::log::XfsLogOptions;
+use crate::trans::{ForkName, XfsTransactionKind};
 
 #[test]
 fn data_that_cannot_be_written_stays_in_memory() {
@@ -74,6 +77,42 @@ fn a_flush_that_fails_ends_writing() {
         let error = data.write(buffer, 0, &[7; 10]).unwrap_err();
         assert_eq!(error.errno(), Errno::ROFS, "{error}");
     }
+}
+
+/// A file on a part of the device that fails keeps its data. Writers of others go on.
+#[test]
+fn a_file_that_cannot_be_written_stops_no_other() {
+    let Some(volume) = BufferedVolume::make(300, "") else { return };
+    let device = Arc::new(FaultDevice::new(volume.disk.writable_device()));
+    let limits = BufferLimits { bytes: 1 << 20, ..WIDE };
+    let engine = BufferedEngine::on(device.clone(), limits, &XfsLogOptions::default());
+    let data = engine.data();
+    let mut model = BufferModel::new(&volume, data, seed_of_run());
+    model.write(data, 0, 0..3 << 19, false);
+    data.write_back_all().unwrap();
+    let stored = model.files[0].bytes.clone();
+    let mut t = engine.transactions.begin(XfsTransactionKind::ChangeTimes, 0).unwrap();
+    let bad = model.files[0].ino;
+    let found = next_mapped(&mut t, bad, ForkName::Data, FileBlock(0)).unwrap().unwrap();
+    drop(t);
+    let start = engine.transactions.geometry().place_of(found.start).unwrap().bytes();
+    device.add_to(RequestKind::Writes, start..start + (3 << 19), Fault::Error);
+    for part in 0..3 {
+        model.write(data, 0, part << 19..(part + 1) << 19, false);
+    }
+    for part in 0..80 {
+        let file = 1 + usize::try_from(part % 2).unwrap();
+        model.write(data, file, part * 50_000..(part + 1) * 50_000, false);
+        assert!(engine.files.bytes() < 4 << 20);
+    }
+    let error = data.write(&model.files[0].buffer, 0, &[7]).unwrap_err();
+    assert_eq!(error.errno(), Errno::IO, "{error}");
+    assert_eq!(data.write_back_all().unwrap_err().errno(), Errno::IO);
+    assert_eq!(engine.files.all().len(), 1);
+    // What the device had before is still there.
+    data.discard(&model.files[0].buffer);
+    model.files[0].bytes = stored;
+    volume.assert_unmounts(engine, &model);
 }
 
 /// At the bound a writer gets the error, so memory stays bounded. No thread tries without an end.
