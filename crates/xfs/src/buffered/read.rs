@@ -53,11 +53,20 @@ impl XfsBufferedData<'_> {
     }
 
     /// Reads what the device has. Behind its end there, and in holes, it is zeros. The caller has
-    /// seen that nothing of it is in memory.
+    /// the lock of the inode, and has seen that nothing of it is in memory.
+    ///
+    /// So nothing changes where these bytes lie: a write-back changes only what is in memory. Only
+    /// the blocks of the tree that tell it change, and the data is read once behind that.
     pub(super) fn read_stored(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<()> {
-        let count = self.stored(ino, |content| content.read(self.read_ahead, offset, buf))?;
-        buf.get_mut(count..).unwrap_or_default().fill(0);
-        Ok(())
+        let range = offset..offset + buf.len() as u64;
+        let mut ahead = self.read_ahead.next(file_id(ino), &range);
+        let pieces = self.stored(ino, |content| {
+            if let Some(next) = ahead.take() {
+                content.prefetch(next);
+            }
+            content.stored_pieces(range.clone())
+        })?;
+        pieces.read(self.buffers(), offset, buf)
     }
 
     /// Fills `buf` from `offset` on, and returns the number of bytes.
