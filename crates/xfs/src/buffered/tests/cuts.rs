@@ -22,10 +22,10 @@ const BY_KERNEL: usize = 60;
 fn is_of(found: &[u8], moments: &[&[u8]], block: usize) -> bool {
     let sizes = || moments.iter().map(|bytes| bytes.len());
     let is_size = sizes().min() <= Some(found.len()) && Some(found.len()) <= sizes().max();
+    // A moment at which the file ended in front of what was found says nothing about that: a size
+    // without its data would look like it.
     let has = |bytes: &[u8], (at, here): (usize, &[u8])| {
-        let there = bytes.get(at * block..).unwrap_or_default();
-        let there = &there[..there.len().min(here.len())];
-        here.starts_with(there) && here[there.len()..].iter().all(|byte| *byte == 0)
+        bytes.get(at * block..at * block + here.len()) == Some(here)
     };
     is_size
         && found.chunks(block).enumerate().all(|here| moments.iter().any(|bytes| has(bytes, here)))
