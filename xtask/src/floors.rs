@@ -60,6 +60,7 @@ const XFS: EngineFloors = EngineFloors {
         &["attr"],
         &["defer"],
         &["data", "dir", "file", "symlink"],
+        &["buffered"],
         &["names"],
         &["recover"],
         &["volume"],

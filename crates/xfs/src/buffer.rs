@@ -328,6 +328,12 @@ impl XfsBuffers {
         &self.device
     }
 
+    /// Makes durable what was written.
+    pub(crate) fn flush(&self) -> Result<()> {
+        let what = || format!("flushing {}", self.device.name());
+        self.device.flush().map_err(|error| Error::io(what(), error))
+    }
+
     /// Tells the device that the range will be read soon.
     pub(crate) fn prefetch(&self, at: u64, len: u64) {
         self.device.prefetch(at, len);

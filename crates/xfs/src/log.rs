@@ -68,7 +68,8 @@ use active::ActiveItems;
 use checkpoint::PushReason;
 use context::LogContexts;
 use records::RecordBuffers;
-use signal::{ChangeSignal, WorkSignal};
+use signal::ChangeSignal;
+pub(crate) use signal::WorkSignal;
 use sizes::RecordSizes;
 use space::LogSpace;
 use statistics::{LogCounters, count};
@@ -155,6 +156,14 @@ fn require_running(stop: &WriteStop) -> Result<()> {
 }
 
 impl XfsLog {
+    /// Proves that the volume is still written.
+    ///
+    /// # Errors
+    /// `EROFS` when writing has ended.
+    pub(crate) fn require_running(&self) -> Result<()> {
+        require_running(&self.shared.stop)
+    }
+
     /// Begins to write the log at the head that was found in it.
     ///
     /// The log is clean, or all of it was replayed and is durable at home but for the intents

@@ -22,6 +22,7 @@
 //! | `shared`, `locks` | the tables of these, and the locks by place and by number |
 //! | `busy`, `counters` | extents whose change is not durable; the counters of the superblock |
 //! | `unlinked` | which inode is in front of which in the lists of unlinked ones |
+//! | `promise` | free blocks that are promised to data before a transaction takes them |
 //! | `reservation`, `log_sizes`, `levels` | how much log space each kind takes |
 
 mod buffer_item;
@@ -34,6 +35,7 @@ mod levels;
 mod locks;
 mod log_sizes;
 mod made;
+mod promise;
 mod reservation;
 mod runs;
 mod shared;
@@ -64,6 +66,7 @@ pub(crate) use inode_item::XfsInodeCommit;
 pub(crate) use levels::MostTreeLevels;
 pub(crate) use locks::KeyLocks;
 pub(crate) use log_sizes::{DIRECTORY_BLOCKS, HASH_BLOCKS, ReservationSizes};
+pub(crate) use promise::BlockPromise;
 pub(crate) use reservation::{
     LogReservations, MOST_TARGET_BLOCKS, QUOTAS, XfsLogReservation, XfsTransactionKind,
 };
@@ -84,7 +87,7 @@ pub(crate) struct XfsTransactions {
     _tables: EmptiedTables,
     reservations: LogReservations,
     most_levels: MostTreeLevels,
-    counters: VolumeCounters,
+    counters: Arc<VolumeCounters>,
     /// What was freed. No file gets it before that is durable.
     busy: UnsettledExtents,
     /// What a file has lost, and another place has. No data is written to it before.
@@ -112,7 +115,7 @@ impl XfsTransactions {
             log,
             reservations: LogReservations::of(&superblock.geometry),
             most_levels: MostTreeLevels::of(&superblock.geometry),
-            counters: VolumeCounters::new(space, superblock.geometry.blocks, stop),
+            counters: Arc::new(VolumeCounters::new(space, superblock.geometry.blocks, stop)),
             busy: UnsettledExtents::default(),
             given_up: UnsettledExtents::default(),
             unlinked: UnlinkedOrder::default(),
