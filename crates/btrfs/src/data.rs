@@ -14,7 +14,6 @@ mod file;
 mod in_place;
 mod ordered;
 mod pack;
-mod pages;
 mod pieces;
 mod prealloc;
 mod scratch;
@@ -52,11 +51,11 @@ pub(crate) use file::{
     PLACEHOLDER, inode_item, no_such_file, placeholder_in, timestamp, tree_of, type_of,
 };
 pub(crate) use in_place::{WriteTarget, is_in_place, target};
+pub(crate) use offshoot_kit::pages::AlignedBytes;
 pub(crate) use ordered::OrderedExtent;
 pub(crate) use pack::{
     CompressionChunk, CompressionChunks, MOST_AT_ONCE, Packing, chunks_of, pack_inline,
 };
-pub(crate) use pages::AlignedBytes;
 pub(crate) use pieces::extent_len;
 use pieces::{Decode, PieceSource, Pieces, ReadPiece};
 pub(crate) use prealloc::{first_gap, preallocate};

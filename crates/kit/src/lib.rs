@@ -10,6 +10,8 @@
 //! | [`cores`] | the CPUs that an engine's threads run on |
 //! | [`lanes`] | threads that keep several devices busy at a time, for each volume |
 //! | [`new_volume`] | what making a volume does with its device: wiping, refusing what is in use |
+//! | [`pages`] | bytes in memory that direct I/O takes without a copy |
+//! | [`runs`] | bytes of a file that are only in memory |
 //! | [`shared`] | what all threads share: locks that are counted, and cache lines |
 //! | [`spread`] | a lock for a value that all threads read and few threads change |
 //! | [`workers`] | threads for computations, one for each core |
@@ -18,8 +20,10 @@ pub mod cores;
 pub mod counter;
 pub mod lanes;
 pub mod new_volume;
+pub mod pages;
 pub mod ranges;
 pub mod read_ahead;
+pub mod runs;
 pub mod shards;
 pub mod shared;
 pub mod spread;

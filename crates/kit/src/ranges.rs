@@ -20,6 +20,30 @@ impl Ranges {
         self.0.insert(range.start, range.end);
     }
 
+    /// Removes the numbers of `range`.
+    pub fn remove(&mut self, range: &Range<u64>) {
+        if range.is_empty() {
+            return;
+        }
+        while let Some((&start, &end)) = self.0.range(..range.end).next_back()
+            && end > range.start
+        {
+            self.0.remove(&start);
+            for rest in [start..range.start, range.end..end] {
+                if !rest.is_empty() {
+                    self.0.insert(rest.start, rest.end);
+                }
+            }
+        }
+    }
+
+    /// How many numbers of `range` are in the ranges.
+    #[must_use]
+    pub fn count(&self, range: &Range<u64>) -> u64 {
+        let missing: u64 = self.missing(range).iter().map(|gap| gap.end - gap.start).sum();
+        range.end.saturating_sub(range.start) - missing
+    }
+
     /// The last range that overlaps or touches `range`.
     fn touching(&self, range: &Range<u64>) -> Option<Range<u64>> {
         let (&start, &end) = self.0.range(..=range.end).next_back()?;
@@ -145,6 +169,14 @@ mod tests {
                 for asked in all() {
                     let is_in_part = asked.clone().any(holds);
                     assert_eq!(ranges.overlaps(&asked), is_in_part, "{asked:?} of {ranges:?}");
+                    let count = asked.clone().filter(|&at| holds(at)).count() as u64;
+                    assert_eq!(ranges.count(&asked), count, "{asked:?} of {ranges:?}");
+                    let mut rest = ranges.clone();
+                    rest.remove(&asked);
+                    let left: Vec<_> = rest.iter().flatten().collect();
+                    let expected: Vec<_> =
+                        (0..MOST).filter(|at| holds(*at) && !asked.contains(at)).collect();
+                    assert_eq!(left, expected, "{asked:?} of {ranges:?}");
                     let missing: Vec<_> = ranges.missing(&asked).into_iter().flatten().collect();
                     let expected: Vec<_> = asked.filter(|&at| !holds(at)).collect();
                     assert_eq!(missing, expected, "{ranges:?}");

@@ -17,8 +17,8 @@ use offshoot_device::{BlockDevice, VolumeFormat};
 use offshoot_vfs::escape::Escaped;
 use offshoot_vfs::path::{LastLink, at_path, resolve, resolve_end};
 use offshoot_vfs::{
-    self as vfs, Code, EntryPlace, Errno, Error, FileId, FileSystem, FileSystemMut, ReadOnlyFiles,
-    Result, Timestamp,
+    self as vfs, Code, EntryPlace, Errno, Error, FileId, FileSystem, FileSystemMut, Result,
+    Timestamp,
 };
 use offshoot_xfs::XfsVolume;
 
@@ -50,7 +50,14 @@ pub struct Volume {
 #[derive(Clone)]
 enum VolumeFiles {
     Btrfs(btrfs::Filesystem),
-    Xfs(ReadOnlyFiles<XfsVolume>),
+    Xfs(XfsShare),
+}
+
+/// A volume of XFS, and its files, which refuse changes when it is open for reading.
+#[derive(Clone)]
+struct XfsShare {
+    volume: Arc<XfsVolume>,
+    files: Arc<dyn FileSystemMut>,
 }
 
 impl Deref for VolumeFiles {
@@ -59,7 +66,7 @@ impl Deref for VolumeFiles {
     fn deref(&self) -> &Self::Target {
         match self {
             Self::Btrfs(files) => files,
-            Self::Xfs(files) => files,
+            Self::Xfs(share) => &*share.files,
         }
     }
 }
@@ -120,7 +127,7 @@ impl Volume {
     pub fn file_system(&self) -> Arc<dyn vfs::Volume> {
         match &self.files {
             VolumeFiles::Btrfs(files) => files.volume().clone(),
-            VolumeFiles::Xfs(files) => files.inner().clone(),
+            VolumeFiles::Xfs(share) => share.volume.clone(),
         }
     }
 
@@ -200,20 +207,16 @@ fn open_btrfs(
 }
 
 /// Opens the XFS volume on the only one of `devices`.
-fn open_xfs(
-    mut devices: Vec<Arc<dyn BlockDevice>>,
-    options: &OpenOptions,
-) -> Result<ReadOnlyFiles<XfsVolume>> {
-    if options.is_writable {
-        let what = "writing an XFS volume, which is only read so far";
-        return Err(Error::unsupported(Code::FormatOnlyRead, what));
-    }
+fn open_xfs(mut devices: Vec<Arc<dyn BlockDevice>>, options: &OpenOptions) -> Result<XfsShare> {
     if options.subvolume.is_some() {
         return Err(only_in_btrfs("a subvolume"));
     }
     let device = devices.pop().filter(|_| devices.is_empty());
     let device = device.ok_or_else(|| only_in_btrfs("a further device"))?;
-    XfsVolume::open(device, &options.for_xfs()).map(ReadOnlyFiles::new)
+    let open = if options.is_writable { XfsVolume::open_writable } else { XfsVolume::open };
+    let volume = open(device, &options.for_xfs())?;
+    let files = vfs::Volume::files(volume.clone(), volume.root().dev)?;
+    Ok(XfsShare { volume, files: files.into() })
 }
 
 /// The subvolume whose root is at `path`.

@@ -4,7 +4,7 @@
 //! makes the same calls on both and compares the result of every call, and at the end everything
 //! that both show. [`actor`] makes random calls.
 //!
-//! Where POSIX leaves a choice, the model follows btrfs, or the link counts of [`ModelManners`].
+//! Where POSIX leaves a choice, the model follows btrfs, or another one of [`ModelManners`].
 //! Directories have one link, and their size is twice the length of all names in them. Data is
 //! counted in sectors of 4 KiB, and a written sector stays data until it is truncated. The model
 //! has no limits of space or of numbers, and it counts space in whole sectors: no data is inline.
@@ -26,7 +26,7 @@ use offshoot_vfs::{Attr, Errno, Error, FileFlags, FileId, FileType, Parent, Resu
 /// The inode number of the root.
 const ROOT: u64 = 1;
 
-/// The format whose link counts the model shows.
+/// The format that the model follows where POSIX leaves a choice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ModelManners {
     /// Directories have one link.
@@ -34,19 +34,23 @@ pub enum ModelManners {
     Btrfs,
     /// Directories have two links, and one more for each directory in them. Their size depends on
     /// the form of the directory, so a comparison leaves it out with
-    /// [`Aspect::DirectorySize`](crate::compare::Aspect::DirectorySize).
+    /// [`Aspect::DirectorySize`](crate::compare::Aspect::DirectorySize). A clone behind the end of
+    /// a file leaves what is before the end as it is. A directory that is not empty is not replaced
+    /// with `EEXIST`, and one above the file that moves with `ENOTEMPTY`. New files and directories
+    /// begin with some flags of their directory. Most files that exchange their names keep their
+    /// times.
     Xfs,
 }
 
 /// A filesystem in memory.
 #[derive(Debug)]
 pub struct Model {
-    manners: ModelManners,
     state: Mutex<ModelState>,
 }
 
 #[derive(Debug)]
 struct ModelState {
+    manners: ModelManners,
     nodes: BTreeMap<u64, ModelNode>,
     next_ino: u64,
     /// The roots of read-only subvolumes.
@@ -110,14 +114,16 @@ impl Model {
         let (nodes, next_ino) = ([(ROOT, node)].into(), ROOT + 1);
         let (read_only, made) = (BTreeSet::new(), BTreeMap::new());
         let (default, compression) = (ROOT, "zlib");
-        let state = ModelState { nodes, next_ino, read_only, made, default, compression };
-        Self { manners: ModelManners::default(), state: Mutex::new(state) }
+        let manners = ModelManners::default();
+        let state = ModelState { manners, nodes, next_ino, read_only, made, default, compression };
+        Self { state: Mutex::new(state) }
     }
 
-    /// The same files with the link counts of another format.
+    /// The same files with the manners of another format.
     #[must_use]
     pub fn with_manners(self, manners: ModelManners) -> Self {
-        Self { manners, ..self }
+        self.state().manners = manners;
+        self
     }
 
     /// From now on, files that have the flag COMPRESS and name no method use this one: `zlib`,

@@ -31,6 +31,7 @@ mod read_only;
 mod volume;
 pub mod walk;
 pub mod wildcard;
+pub mod xattr;
 
 use std::ops::{ControlFlow, Range};
 

@@ -5,7 +5,6 @@
 //! not shown. They may change while they are read: what a call finds is of one moment, as with
 //! directories.
 
-#[cfg_attr(not(test), expect(dead_code, reason = "calls that set attributes are to come"))]
 pub(crate) mod change;
 
 use std::ops::ControlFlow;
@@ -33,6 +32,15 @@ const NAMESPACES: [(&[u8], XattrFlags); 3] = [
 
 /// The access control lists: the name of system calls, and that of the disk.
 const ACLS: [(&[u8], &[u8]); 2] = [(ACCESS, stored_acl::ACCESS), (DEFAULT, stored_acl::DEFAULT)];
+
+/// The namespace and the name on disk of an attribute; `None` for names that have none.
+pub(crate) fn stored_name(name: &[u8]) -> Option<(XattrFlags, &[u8])> {
+    let acl = ACLS.iter().find(|(shown, _)| *shown == name);
+    if let Some((_, stored)) = acl {
+        return Some((XattrFlags::TRUSTED, *stored));
+    }
+    NAMESPACES.iter().find_map(|(prefix, flags)| Some((*flags, name.strip_prefix(*prefix)?)))
+}
 
 /// Gets the name and the value of an attribute.
 pub(crate) type XattrVisitor<'a> = dyn FnMut(&[u8], &[u8]) -> ControlFlow<()> + 'a;
@@ -71,22 +79,13 @@ impl<'a> FileXattrs<'a> {
             let (name, file) = (name.escape_ascii(), self.file);
             Error::posix(errno, format!("xattr `{name}` of {file}"))
         };
-        let acl = ACLS.iter().find(|(shown, _)| *shown == name);
-        let in_namespace = |(prefix, flags): &(&[u8], XattrFlags)| {
-            name.strip_prefix(*prefix).map(|name| (*flags, name))
-        };
-        let (namespace, stored) = match acl {
-            Some((_, stored)) => (XattrFlags::TRUSTED, *stored),
-            None => {
-                NAMESPACES.iter().find_map(in_namespace).ok_or_else(|| refused(Errno::OPNOTSUPP))?
-            }
-        };
+        let (namespace, stored) = stored_name(name).ok_or_else(|| refused(Errno::OPNOTSUPP))?;
         if stored.is_empty() {
             return Err(refused(Errno::INVAL));
         }
         let value = self.at_one_moment(|moment| moment.find(namespace, stored))?;
         let value = value.ok_or_else(|| refused(Errno::NODATA))?;
-        if acl.is_some() { shown_acl(&value) } else { Ok(value) }
+        if matches!(name, ACCESS | DEFAULT) { shown_acl(&value) } else { Ok(value) }
     }
 
     /// Calls `visit` with the name and the value of each attribute until it breaks. Those of a leaf

@@ -10,11 +10,12 @@
 mod changed;
 mod committed;
 
-use std::io;
+use std::io::{self, IoSlice};
 use std::sync::Arc;
 
 use changed::ChangedBuffers;
 use committed::CommittedInodes;
+pub(crate) use committed::MOST_TRIES;
 use offshoot_device::BlockDevice;
 use offshoot_vfs::{Error, Malformed, Result, Structure};
 use offshoot_xfs_format::attr::leaf::XattrLeaf;
@@ -311,6 +312,26 @@ impl XfsBuffers {
             let what = format!("writing {} bytes at {}", bytes.len(), at.bytes());
             Error::io(format!("{what} of {}", self.device.name()), error)
         })
+    }
+
+    /// The same for several pieces, one behind the other.
+    pub(crate) fn write_pieces(&self, at: BasicBlock, pieces: &[IoSlice<'_>]) -> Result<()> {
+        self.device.write_vectored_at(at.bytes(), pieces).map_err(|error| {
+            let len: usize = pieces.iter().map(|piece| piece.len()).sum();
+            let what = format!("writing {len} bytes at {}", at.bytes());
+            Error::io(format!("{what} of {}", self.device.name()), error)
+        })
+    }
+
+    /// The device.
+    pub(crate) fn device(&self) -> &Arc<dyn BlockDevice> {
+        &self.device
+    }
+
+    /// Makes durable what was written.
+    pub(crate) fn flush(&self) -> Result<()> {
+        let what = || format!("flushing {}", self.device.name());
+        self.device.flush().map_err(|error| Error::io(what(), error))
     }
 
     /// Tells the device that the range will be read soon.

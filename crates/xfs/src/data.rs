@@ -34,6 +34,26 @@ struct DataPiece {
     place: u64,
 }
 
+/// The stored data in a range, in order.
+#[derive(Debug)]
+pub(crate) struct StoredPieces(Vec<DataPiece>);
+
+impl StoredPieces {
+    /// Fills `buf`, which begins at `offset` in the file. What is not stored is zeros.
+    pub(crate) fn read(&self, buffers: &XfsBuffers, offset: u64, buf: &mut [u8]) -> Result<()> {
+        let (mut rest, mut at) = (buf, offset);
+        for piece in &self.0 {
+            let (hole, behind) = rest.split_at_mut(length(at..piece.range.start));
+            hole.fill(0);
+            let (data, behind) = behind.split_at_mut(length(piece.range.clone()));
+            buffers.read_into(piece.place, data)?;
+            (rest, at) = (behind, piece.range.end);
+        }
+        rest.fill(0);
+        Ok(())
+    }
+}
+
 /// The data of a regular file.
 pub(crate) struct FileContent<'a> {
     buffers: &'a XfsBuffers,
@@ -83,18 +103,17 @@ impl<'a> FileContent<'a> {
         if let Some(next) = ahead.next(self.inode.file(), &range) {
             self.prefetch(next);
         }
-        let mut rest = &mut buf[..len];
-        let mut at = range.start;
-        let mut pieces = self.pieces(range)?;
-        while let Some(piece) = pieces.next()? {
-            let (hole, behind) = rest.split_at_mut(length(at..piece.range.start));
-            hole.fill(0);
-            let (data, behind) = behind.split_at_mut(length(piece.range.clone()));
-            self.buffers.read_into(piece.place, data)?;
-            (rest, at) = (behind, piece.range.end);
-        }
-        rest.fill(0);
+        self.stored_pieces(range.clone())?.read(self.buffers, range.start, &mut buf[..len])?;
         Ok(len)
+    }
+
+    /// Where the data in `range` lies, cut at the end of the file.
+    pub(crate) fn stored_pieces(&self, range: Range<u64>) -> Result<StoredPieces> {
+        let (mut pieces, mut found) = (self.pieces(range)?, Vec::new());
+        while let Some(piece) = pieces.next()? {
+            found.push(piece);
+        }
+        Ok(StoredPieces(found))
     }
 
     /// Gives the data in `range` to `visit` in parts. Holes are left out.
@@ -130,13 +149,21 @@ impl<'a> FileContent<'a> {
 
     /// The first range of data from `offset` on.
     pub(crate) fn next_data(&self, offset: u64) -> Result<Option<Range<u64>>> {
-        if offset >= self.size() {
+        self.first_data(offset..u64::MAX, u64::MAX)
+    }
+
+    /// The first data in a range. What follows it without a gap belongs to it, until it has `most`
+    /// bytes.
+    pub(crate) fn first_data(&self, range: Range<u64>, most: u64) -> Result<Option<Range<u64>>> {
+        if range.start >= self.size() {
             return Ok(None);
         }
-        let mut pieces = self.pieces(offset..u64::MAX)?;
+        let mut pieces = self.pieces(range)?;
         let Some(first) = pieces.next()? else { return Ok(None) };
         let mut found = first.range;
-        while let Some(next) = pieces.next()?.filter(|next| next.range.start == found.end) {
+        while found.end - found.start < most
+            && let Some(next) = pieces.next()?.filter(|next| next.range.start == found.end)
+        {
             found.end = next.range.end;
         }
         Ok(Some(found))

@@ -27,6 +27,7 @@ use std::sync::Arc;
 use offshoot_kit::sync::Mutex;
 use offshoot_vfs::{Errno, Result};
 use offshoot_xfs_format::Ino;
+use offshoot_xfs_format::inode::XfsInodeCore;
 
 use crate::attr::change::XattrChange;
 use crate::inode::change::ForkStep;
@@ -284,15 +285,33 @@ fn again_while_locked<T>(
 /// `ENOSPC` and those of the device. The attribute then has its old value: when the volume fills up
 /// in the middle of a change, what the steps before have made is removed again.
 pub(crate) fn change_xattr(
+    transaction: XfsTransaction<'_>,
+    ids: &IntentIds,
+    change: XattrChange,
+) -> Result<()> {
+    change_xattr_with(transaction, ids, change, |_| {})
+}
+
+/// The same, and changes the core of the inode in the transaction in which readers find the new
+/// value.
+pub(crate) fn change_xattr_with(
     mut transaction: XfsTransaction<'_>,
     ids: &IntentIds,
     mut change: XattrChange,
+    with: impl FnOnce(&mut XfsInodeCore),
 ) -> Result<()> {
-    let kept = [change.ino()];
+    let ino = change.ino();
+    let kept = [ino];
+    let mut with = Some(with);
     let mut has_reserve = false;
     let mut step = change.step(&mut transaction)?;
     loop {
         let is_done = step.is_done;
+        if (is_done || change.is_in_force())
+            && let Some(with) = with.take()
+        {
+            with(transaction.inode(ino)?.core_mut());
+        }
         defer_unmapped(&mut transaction, ids, &change, &step)?;
         if is_done {
             return transaction.commit().map(drop);

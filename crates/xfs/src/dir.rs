@@ -16,7 +16,6 @@
 //! each block with entries: it shows each entry that stays, and may miss one that moves, as any
 //! listing may.
 
-#[cfg_attr(not(test), expect(dead_code, reason = "calls that change names are to come"))]
 pub(crate) mod change;
 mod children;
 

@@ -42,12 +42,14 @@
 //! | file | what it does |
 //! |---|---|
 //! | `allocate` | blocks for holes |
+//! | `needs` | what a write will take |
 //! | `write` | places to write to, and the commit of what was written |
 //! | `remove` | truncation, holes, zeros, and the bytes at the edges of all these |
 //! | `shift` | ranges that are taken out of a file, or put in |
 //! | `share` | clones of ranges |
 
 mod allocate;
+mod needs;
 mod remove;
 mod share;
 mod shift;
@@ -57,6 +59,7 @@ mod write;
 mod tests;
 
 use std::ops::Range;
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
@@ -65,13 +68,19 @@ use offshoot_xfs_format::Ino;
 use offshoot_xfs_format::inode::{XfsInodeFlags, file_type};
 
 use crate::defer::{DeferredChain, DeferredWork, IntentIds};
-use crate::trans::{ForkName, XfsTransaction, XfsTransactionKind as Kind, XfsTransactions};
+use crate::trans::{
+    BlockPromise, ForkName, XfsTransaction, XfsTransactionKind as Kind, XfsTransactions,
+};
+
+pub(crate) use needs::XfsWriteNeed;
+pub(crate) use share::XfsCloneRange;
+pub(crate) use write::{XfsWriteKind, XfsWritePlace};
 
 /// The fork with the data.
 const FORK: ForkName = ForkName::Data;
 
 /// The bytes of a file are at most these.
-const MOST_BYTES: u64 = i64::MAX.cast_unsigned();
+pub(crate) const MOST_BYTES: u64 = i64::MAX.cast_unsigned();
 
 /// How often a step begins again because other transactions have locked the groups that it wants.
 const MOST_TRIES: usize = 1000;
@@ -87,11 +96,18 @@ const MOST_PASSED_OVER: usize = 1000;
 pub(crate) struct XfsFileChanges<'e> {
     transactions: &'e XfsTransactions,
     ids: &'e IntentIds,
+    /// What is promised to the data that is written, if that was done before.
+    promise: Option<&'e Arc<BlockPromise>>,
 }
 
 impl<'e> XfsFileChanges<'e> {
     pub(crate) fn new(transactions: &'e XfsTransactions, ids: &'e IntentIds) -> Self {
-        Self { transactions, ids }
+        Self { transactions, ids, promise: None }
+    }
+
+    /// The same, with blocks that are promised to the data of a file.
+    pub(crate) fn with_promise(self, promise: &'e Arc<BlockPromise>) -> Self {
+        Self { promise: Some(promise), ..self }
     }
 
     fn block_log(&self) -> u8 {
@@ -121,6 +137,9 @@ impl<'e> XfsFileChanges<'e> {
     /// Begins a step that changes a file, and locks its inode.
     fn begin(&self, kind: Kind, ino: Ino) -> Result<XfsTransaction<'e>> {
         let mut t = self.transactions.begin(kind, 0)?;
+        if let Some(promise) = self.promise {
+            t.borrow_from(promise);
+        }
         require_file(&mut t, ino)?;
         Ok(t)
     }

@@ -1,7 +1,10 @@
 //! An open volume: the `vfs` traits over it.
 
+mod change;
+
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
+use std::thread;
 
 use offshoot_device::BlockDevice;
 use offshoot_kit::read_ahead::ReadAhead;
@@ -13,27 +16,45 @@ use offshoot_xfs_format::superblock::XfsSuperblock;
 use offshoot_xfs_format::{AgNumber, Ino, XfsGeometry};
 
 use crate::attr::FileXattrs;
+use crate::buffer::MOST_TRIES;
 use crate::data::FileContent;
 use crate::dir::{DirectoryChildren, XfsDirectory};
 use crate::group;
 use crate::inode::{LoadedInode, XfsInodes, file_id};
+use crate::live::{XfsIdleThread, XfsLive, open_live};
 use crate::options::XfsOptions;
 use crate::recover::XfsRecovery;
 use crate::symlink;
 use crate::volume::{self, OpenedXfs, XfsLogState};
+use change::XfsFiles;
 
 /// The blocks of each group that the kernel keeps free, so that its trees of free space can be
 /// changed. `statfs` counts them as used (seen).
 const KEPT_BLOCKS: u64 = 8;
 
-/// An XFS volume that is open for reading.
+/// An XFS volume that is open, for reading or for writing.
 #[derive(Debug)]
 pub struct XfsVolume {
+    /// The thread that makes changes durable in time.
+    idle: Option<XfsIdleThread>,
+    /// What writes it, when it is open for writing.
+    live: Option<Arc<XfsLive>>,
     volume: OpenedXfs,
     root: Ino,
-    inodes: XfsInodes,
+    inodes: Arc<XfsInodes>,
     read_ahead: ReadAheads,
     children: DirectoryChildren,
+}
+
+/// The last share of a volume that is written shuts it down. An error is told to the reporter. A
+/// thread that panics leaves the volume as a power cut would.
+impl Drop for XfsVolume {
+    fn drop(&mut self) {
+        drop(self.idle.take());
+        if let Some(live) = self.live.as_ref().filter(|_| !thread::panicking()) {
+            live.shut_down_at_last();
+        }
+    }
 }
 
 /// The last reads, without a text for debugging.
@@ -61,14 +82,42 @@ impl XfsVolume {
     /// [`XfsOptions::is_log_ignored`] is not set; [`Error::Corrupt`] when the superblock, the log
     /// or the root directory is damaged.
     pub fn open(device: Arc<dyn BlockDevice>, options: &XfsOptions) -> Result<Arc<Self>> {
-        let volume = volume::open(device, options)?;
+        Self::over(volume::open(device, options)?, options, |_, _| Ok(None))
+    }
+
+    /// Opens the volume that begins with the first byte of `device` for reading and writing. The
+    /// device must be writable, and no other program may use it. A volume that was not unmounted is
+    /// recovered first.
+    ///
+    /// [`Volume::shut_down`] ends it as an unmount does, and so does dropping the last share of it,
+    /// which cannot return an error. A program that is killed leaves it as a power cut would: what
+    /// was synced is there, and the log has to be recovered, by us or by the kernel.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open) and [`recover`](Self::recover); [`Error::Unsupported`] also when the
+    /// volume has a feature that the engine does not write, such as quotas or a realtime device,
+    /// and with [`XfsOptions::is_log_ignored`].
+    pub fn open_writable(device: Arc<dyn BlockDevice>, options: &XfsOptions) -> Result<Arc<Self>> {
+        let (opened, log) = volume::open_writable(device, options)?;
+        Self::over(opened, options, |opened, inodes| {
+            open_live(opened, &log, inodes, options.reporter.as_ref()).map(Some)
+        })
+    }
+
+    /// A volume that `begin` begins to write, once its root directory is known to be one.
+    fn over(
+        volume: OpenedXfs,
+        options: &XfsOptions,
+        begin: impl FnOnce(&OpenedXfs, Arc<XfsInodes>) -> Result<Option<Arc<XfsLive>>>,
+    ) -> Result<Arc<Self>> {
         let root =
             volume.superblock.fields.root().ok_or_else(|| {
                 Error::corrupt(Structure::Superblock, "it names no root directory")
             })?;
-        let inodes = XfsInodes::new(options.cache_bytes / 4);
+        let inodes = Arc::new(XfsInodes::new(options.cache_bytes / 4));
         let children = DirectoryChildren::new(options.cache_bytes / 4);
-        let volume = Self { volume, root, inodes, read_ahead: ReadAheads::default(), children };
+        let (read_ahead, live, idle) = (ReadAheads::default(), None, None);
+        let mut volume = Self { idle, live, volume, root, inodes, read_ahead, children };
         volume.inode(file_id(root)).and_then(|root| root.require_directory()).map_err(|error| {
             match error {
                 Error::Posix { .. } => {
@@ -78,6 +127,10 @@ impl XfsVolume {
                 error => error,
             }
         })?;
+        volume.live = begin(&volume.volume, volume.inodes.clone())?;
+        if let (Some(live), Some(interval)) = (&volume.live, options.sync_interval) {
+            volume.idle = Some(XfsIdleThread::start(live, interval)?);
+        }
         Ok(Arc::new(volume))
     }
 
@@ -147,19 +200,29 @@ impl XfsVolume {
             .map_err(of(file))
     }
 
-    /// The same with the data that one commit of the file has left. `read` may be called again.
-    fn in_data_at_one_moment<T>(
-        &self,
-        file: FileId,
-        mut read: impl FnMut(&FileContent<'_>) -> Result<T>,
-    ) -> Result<T> {
-        let buffers = &self.volume.buffers;
-        let found = self.inodes.at_one_moment(buffers, file, |inode| {
-            FileContent::new(buffers, inode).and_then(|content| read(&content))
-        });
-        found.map_err(of(file))
+    /// The name of a directory in the one above it.
+    fn name_in(&self, above: FileId, dir: FileId) -> Result<Vec<u8>> {
+        let child = Ino(dir.ino);
+        let name = self.in_directory(above, |above| self.children.name_of(above, child));
+        name.map_err(|error| match error {
+            Error::Posix { errno, .. } if errno != Errno::AGAIN => {
+                let problem = format!("{above}, which is above it, is not a directory");
+                Error::corrupt(Structure::Directory, problem).in_file(dir)
+            }
+            error => error,
+        })
     }
 
+    /// What writes the volume.
+    ///
+    /// # Errors
+    /// `EROFS` when it is open for reading.
+    fn live(&self) -> Result<&XfsLive> {
+        let live = self.live.as_deref();
+        live.ok_or_else(|| Error::posix(Errno::ROFS, "a volume that is open for reading"))
+    }
+
+    /// The free blocks that the superblock counts.
     fn free_blocks(&self) -> Result<u64> {
         let fields = &self.volume.superblock.fields;
         if self.volume.are_counters_right {
@@ -175,16 +238,23 @@ impl Volume for XfsVolume {
         if dev != self.root().dev {
             return Err(Error::posix(Errno::NOENT, format!("number space {dev} of an XFS volume")));
         }
-        Ok(Box::new(ReadOnlyFiles::new(self)))
+        Ok(match self.live {
+            Some(_) => Box::new(XfsFiles::new(self)),
+            None => Box::new(ReadOnlyFiles::new(self)),
+        })
     }
 
     /// The state is known when the volume was unmounted and has checksums; otherwise it is another
     /// one each time the volume is opened.
     fn version(&self) -> VolumeVersion {
         let fields = &self.volume.superblock.fields;
+        let opened = &self.volume.state;
         VolumeVersion {
             volume: uuid::Uuid::from_bytes(fields.uuid).to_string(),
-            state: self.volume.state.clone(),
+            state: match &self.live {
+                Some(live) => format!("{opened}, {}", live.durable_state()),
+                None => opened.clone(),
+            },
         }
     }
 
@@ -193,20 +263,22 @@ impl Volume for XfsVolume {
     }
 
     fn label(&self) -> Vec<u8> {
-        self.volume.superblock.fields.label().to_vec()
+        match &self.live {
+            Some(live) => live.label(),
+            None => self.volume.superblock.fields.label().to_vec(),
+        }
     }
 
-    fn set_label(&self, _: &[u8]) -> Result<()> {
-        Err(Error::posix(Errno::ROFS, "the label of an XFS volume"))
+    fn set_label(&self, label: &[u8]) -> Result<()> {
+        self.live()?.set_label(label)
     }
 
-    fn trim(&self, _: Range<u64>) -> Result<Trimmed> {
-        Err(Error::posix(Errno::ROFS, "trimming an XFS volume"))
+    fn trim(&self, within: Range<u64>) -> Result<Trimmed> {
+        self.live()?.trim(&within)
     }
 
-    /// There is nothing to write.
     fn shut_down(&self) -> Result<()> {
-        Ok(())
+        self.live.as_ref().map_or(Ok(()), |live| live.shut_down())
     }
 }
 
@@ -220,8 +292,12 @@ impl FileSystem for XfsVolume {
         let is_internal = geometry.log_start.0 != 0;
         let log = if is_internal { u64::from(geometry.log_blocks) } else { 0 };
         let total = geometry.blocks.saturating_sub(log);
-        let kept = KEPT_BLOCKS * u64::from(geometry.ag_count);
-        let free = self.free_blocks()?.min(total).saturating_sub(kept);
+        let free = if let Some(live) = &self.live {
+            live.free_blocks().min(total)
+        } else {
+            let kept = KEPT_BLOCKS * u64::from(geometry.ag_count);
+            self.free_blocks()?.min(total).saturating_sub(kept)
+        };
         let bytes = |blocks: u64| blocks << geometry.block_log;
         Ok(StatFs {
             total_bytes: bytes(total),
@@ -236,20 +312,26 @@ impl FileSystem for XfsVolume {
     }
 
     fn parent(&self, dir: FileId) -> Result<Option<Parent>> {
-        let above = self.in_directory(dir, |directory| directory.above().map(file_id))?;
-        if dir == self.root() {
-            return Ok(None);
-        }
-        let child = Ino(dir.ino);
-        let name = self.in_directory(above, |above| self.children.name_of(above, child));
-        let name = name.map_err(|error| match error {
-            Error::Posix { .. } => {
-                let problem = format!("{above}, which is above it, is not a directory");
-                Error::corrupt(Structure::Directory, problem).in_file(dir)
+        let buffers = &self.volume.buffers;
+        for _ in 0..MOST_TRIES {
+            let moment = buffers.moment(Ino(dir.ino));
+            let above = self.in_directory(dir, |directory| directory.above().map(file_id))?;
+            if dir == self.root() {
+                return Ok(None);
             }
-            error => error,
-        })?;
-        Ok(Some(Parent { dir: above, name }))
+            let error = match self.name_in(above, dir) {
+                Ok(name) => return Ok(Some(Parent { dir: above, name })),
+                Err(error) => error,
+            };
+            // Another thread may have moved or removed it.
+            if moment.is_some_and(|moment| buffers.is_moment(Ino(dir.ino), moment)) {
+                let is_removed = self.live.is_some() && self.inode(dir)?.core.links() == 0;
+                let removed = || Error::posix(Errno::NOENT, format!("{dir}, which was removed"));
+                return Err(if is_removed { removed() } else { error });
+            }
+            thread::yield_now();
+        }
+        Err(Error::posix(Errno::AGAIN, format!("{dir} moves all the time")))
     }
 
     fn attr(&self, file: FileId) -> Result<Attr> {
@@ -289,7 +371,10 @@ impl FileSystem for XfsVolume {
     }
 
     fn read(&self, file: FileId, offset: u64, buf: &mut [u8]) -> Result<usize> {
-        self.in_data_at_one_moment(file, |content| content.read(&self.read_ahead.0, offset, buf))
+        if let Some(live) = &self.live {
+            return live.read(file, offset, buf).map_err(of(file));
+        }
+        self.in_data(file, |content| content.read(&self.read_ahead.0, offset, buf))
     }
 
     fn read_data(
@@ -298,20 +383,29 @@ impl FileSystem for XfsVolume {
         range: Range<u64>,
         visit: &mut dyn FnMut(u64, &[u8]) -> Result<()>,
     ) -> Result<()> {
+        if let Some(live) = &self.live {
+            return live.read_data(file, range, visit).map_err(of(file));
+        }
         self.in_data(file, |content| content.visit(range, visit))
     }
 
     fn next_data(&self, file: FileId, offset: u64) -> Result<Option<Range<u64>>> {
-        self.in_data_at_one_moment(file, |content| content.next_data(offset))
+        if let Some(live) = &self.live {
+            return live.next_data(file, offset).map_err(of(file));
+        }
+        self.in_data(file, |content| content.next_data(offset))
     }
 
     fn prefetch(&self, files: &[FileId]) {
         for &file in files {
             // An error is ignored here: the read of the file meets it again.
-            let _ = self.in_data(file, |content| {
-                content.prefetch(0..content.size());
-                Ok(())
-            });
+            let _ = match &self.live {
+                Some(live) => live.prefetch(file),
+                None => self.in_data(file, |content| {
+                    content.prefetch(0..content.size());
+                    Ok(())
+                }),
+            };
         }
     }
 }

@@ -18,7 +18,6 @@ mod chunks;
 mod free;
 mod free_list;
 mod headers;
-#[cfg_attr(not(test), expect(dead_code, reason = "the calls that change files are to come"))]
 mod held_back;
 mod inodes;
 mod references;
@@ -43,23 +42,17 @@ use offshoot_xfs_format::{AgBlock, AgIno, AgNumber, BasicBlock};
 
 pub(crate) use allocate::ExtentWish;
 #[cfg(test)]
-pub(crate) use allocate::KeptBlocks;
+pub(crate) use allocate::{KeptBlocks, allocate};
 #[cfg(test)]
 pub(crate) use chunks::make_chunk;
+#[cfg(test)]
+pub(crate) use held_back::{HeldBack, held_back};
 pub(crate) use reverse::ReverseOwner;
 pub(crate) use spread::{allocate_anywhere, allocate_first, hold_room_anywhere};
-#[cfg_attr(
-    not(test),
-    expect(unused_imports, reason = "writes through the mount will call the rest")
-)]
 pub(crate) use {
-    allocate::allocate,
     chunks::{ChunkOutcome, make_chunk_now},
-    free::{FreedFrom, free_extent},
-    held_back::{
-        HeldBack, free_inode_trees, held_back, held_back_of_all, require_room_to_share,
-        require_tree_room,
-    },
+    free::{FreedFrom, free_extent, free_extents},
+    held_back::{free_inode_trees, held_back_of_all, require_room_to_share, require_tree_room},
     inodes::{
         clear_unlinked, enter_unlinked, first_unlinked, free_inode, leave_unlinked, take_inode,
     },

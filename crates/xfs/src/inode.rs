@@ -21,7 +21,7 @@ use offshoot_xfs_format::inode::{
     XfsFork, XfsInode, XfsInodeCore, XfsInodeFlags, XfsTime, device_number, file_type,
 };
 use offshoot_xfs_format::record::{CHUNK_INODES, XfsInodeChunk};
-use offshoot_xfs_format::{AgBlock, AgNumber, BasicBlock, Ino, XfsGeometry};
+use offshoot_xfs_format::{AgBlock, AgIno, AgNumber, BasicBlock, Ino, XfsGeometry};
 use quick_cache::Weighter;
 use quick_cache::sync::Cache;
 
@@ -36,6 +36,15 @@ pub(crate) const SPACE: u64 = 0;
 pub(crate) fn file_id(ino: Ino) -> FileId {
     FileId { dev: SPACE, ino: ino.0 }
 }
+
+/// The flags that users see and set.
+pub(crate) const SHOWN_FLAGS: [(XfsInodeFlags, FileFlags); 5] = [
+    (XfsInodeFlags::SYNC, FileFlags::SYNC),
+    (XfsInodeFlags::IMMUTABLE, FileFlags::IMMUTABLE),
+    (XfsInodeFlags::APPEND, FileFlags::APPEND),
+    (XfsInodeFlags::NODUMP, FileFlags::NODUMP),
+    (XfsInodeFlags::NOATIME, FileFlags::NOATIME),
+];
 
 /// An inode, apart from the bytes of the volume.
 #[derive(Debug)]
@@ -125,11 +134,17 @@ impl XfsInodes {
 
 /// Reads an inode; `None` when it is not in use.
 fn load(buffers: &XfsBuffers, ino: Ino) -> Result<Option<LoadedInode>> {
+    let Some((ag, inode)) = buffers.geometry().split_ino(ino) else { return Ok(None) };
+    buffers.at_one_moment_of_group(ag, || load_in(buffers, ino, (ag, inode)))
+}
+
+fn load_in(
+    buffers: &XfsBuffers,
+    ino: Ino,
+    (ag, inode): (AgNumber, AgIno),
+) -> Result<Option<LoadedInode>> {
     let geometry = buffers.geometry();
-    let (Some((ag, inode)), Some(at)) = (geometry.split_ino(ino), geometry.inode_offset(ino))
-    else {
-        return Ok(None);
-    };
+    let Some(at) = geometry.inode_offset(ino) else { return Ok(None) };
     let Some(chunk) = group::chunk_in_use(buffers, ag, inode)? else { return Ok(None) };
     let bad = |problem| damaged_at(BasicBlock(at / BASIC_BLOCK), problem);
     let parse = |bytes: &[u8]| {
@@ -250,15 +265,8 @@ impl LoadedInode {
 
     /// The flags that users see.
     pub(crate) fn flags(&self) -> FileFlags {
-        const FLAGS: [(XfsInodeFlags, FileFlags); 5] = [
-            (XfsInodeFlags::SYNC, FileFlags::SYNC),
-            (XfsInodeFlags::IMMUTABLE, FileFlags::IMMUTABLE),
-            (XfsInodeFlags::APPEND, FileFlags::APPEND),
-            (XfsInodeFlags::NODUMP, FileFlags::NODUMP),
-            (XfsInodeFlags::NOATIME, FileFlags::NOATIME),
-        ];
         let flags = self.core.flags();
-        FLAGS
+        SHOWN_FLAGS
             .iter()
             .filter(|(stored, _)| flags.contains(*stored))
             .map(|(_, shown)| *shown)
@@ -268,4 +276,9 @@ impl LoadedInode {
 
 fn timestamp(time: XfsTime) -> Timestamp {
     Timestamp { secs: time.seconds, nanos: time.nanoseconds }
+}
+
+/// A moment in the form of inodes.
+pub(crate) fn xfs_time(at: Timestamp) -> XfsTime {
+    XfsTime { seconds: at.secs, nanoseconds: at.nanos }
 }

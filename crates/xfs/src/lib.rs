@@ -1,8 +1,10 @@
 //! The XFS engine: real XFS volumes, without root and without the kernel.
 //!
 //! An [`XfsVolume`] is opened from its device and read through the
-//! [`FileSystem`](offshoot_vfs::FileSystem) trait, by many threads at once. It is not written: the
-//! files that [`Volume::files`](offshoot_vfs::Volume::files) gives refuse every change. Only
+//! [`FileSystem`](offshoot_vfs::FileSystem) trait, by many threads at once. Opened by
+//! [`XfsVolume::open_writable`], its files are changed through
+//! [`FileSystemMut`](offshoot_vfs::FileSystemMut); otherwise those that
+//! [`Volume::files`](offshoot_vfs::Volume::files) gives refuse every change.
 //! [`XfsVolume::recover`] brings the log of a volume that was not unmounted to disk. [`mkfs_xfs`]
 //! makes an empty one.
 //!
@@ -15,9 +17,11 @@
 //! | `mkfs` | makes volumes |
 //! | `check` | compares everything that structures say about each other |
 //! | `filesystem` | an open volume behind the `vfs` traits |
+//! | `live` | a volume that is written: what the calls that change it do |
 //! | `volume` | opens: superblock, obstacles, the state of the log |
 //! | `recover` | finds and replays the log |
 //! | `names` | files are made, linked, moved and removed; inodes without names are freed |
+//! | `buffered` | data of files that is only in memory, and its write-back |
 //! | `dir`, `symlink`, `data` | names, and changes of them; targets of links, contents |
 //! | `file` | changes of the contents and the sizes of files |
 //! | `defer` | work that later transactions do, with intents in the log |
@@ -34,20 +38,20 @@
 mod attr;
 mod btree;
 mod buffer;
+#[cfg_attr(not(test), expect(dead_code, reason = "the calls that change files are to come"))]
+mod buffered;
 mod check;
 mod da;
 mod data;
 mod defer;
 mod dir;
-#[cfg_attr(not(test), expect(dead_code, reason = "the calls that change files are to come"))]
 mod file;
 mod filesystem;
 mod group;
 mod inode;
-#[cfg_attr(not(test), expect(dead_code, reason = "writes through the mount will call the rest"))]
+mod live;
 mod log;
 mod mkfs;
-#[cfg_attr(not(test), expect(dead_code, reason = "the calls that change files are to come"))]
 mod names;
 mod options;
 mod recover;
@@ -57,7 +61,6 @@ mod rescue;
 mod symlink;
 #[cfg(test)]
 mod test_volumes;
-#[cfg_attr(not(test), expect(dead_code, reason = "the calls that change files are to come"))]
 mod trans;
 mod volume;
 

@@ -68,7 +68,8 @@ use active::ActiveItems;
 use checkpoint::PushReason;
 use context::LogContexts;
 use records::RecordBuffers;
-use signal::{ChangeSignal, WorkSignal};
+use signal::ChangeSignal;
+pub(crate) use signal::WorkSignal;
 use sizes::RecordSizes;
 use space::LogSpace;
 use statistics::{LogCounters, count};
@@ -111,7 +112,7 @@ pub(crate) struct XfsLog {
     shared: Arc<LogShared>,
     writers: Vec<JoinHandle<()>>,
     /// The threads that push and that move the tail, which need the writers.
-    workers: Vec<JoinHandle<()>>,
+    workers: Mutex<Vec<JoinHandle<()>>>,
 }
 
 /// What the threads of a log share.
@@ -155,6 +156,14 @@ fn require_running(stop: &WriteStop) -> Result<()> {
 }
 
 impl XfsLog {
+    /// Proves that the volume is still written.
+    ///
+    /// # Errors
+    /// `EROFS` when writing has ended.
+    pub(crate) fn require_running(&self) -> Result<()> {
+        require_running(&self.shared.stop)
+    }
+
     /// Begins to write the log at the head that was found in it.
     ///
     /// The log is clean, or all of it was replayed and is durable at home but for the intents
@@ -206,12 +215,15 @@ impl XfsLog {
             stop: stop.clone(),
             counters: LogCounters::default(),
         });
-        let mut log = Self { shared, writers: Vec::new(), workers: Vec::new() };
+        let mut log = Self { shared, writers: Vec::new(), workers: Mutex::default() };
         for _ in 0..WRITERS {
             log.writers.push(log.spawn("xfs log writer", LogShared::write_records)?);
         }
-        log.workers.push(log.spawn("xfs log push", LogShared::push_in_background)?);
-        log.workers.push(log.spawn("xfs log tail", LogShared::tend)?);
+        let workers = [
+            log.spawn("xfs log push", LogShared::push_in_background)?,
+            log.spawn("xfs log tail", LogShared::tend)?,
+        ];
+        log.workers.lock().extend(workers);
         Ok(log)
     }
 
@@ -297,6 +309,7 @@ impl XfsLog {
     }
 
     /// Lets a background thread push the current context.
+    #[cfg(test)]
     pub(crate) fn push_in_background(&self) {
         self.shared.push_work.want();
     }
@@ -305,11 +318,13 @@ impl XfsLog {
     ///
     /// # Errors
     /// As [`force`](Self::force).
+    #[cfg(test)]
     pub(crate) fn push_tail(&self) -> Result<()> {
         self.shared.push_tail()
     }
 
-    /// The same, and leaves a recovery nothing to do but checkpoints without items.
+    /// Brings everything home but intents, and covers the log: a recovery has nothing to do but
+    /// checkpoints without items, unless transactions commit meanwhile.
     ///
     /// # Errors
     /// As [`force`](Self::force).
@@ -317,22 +332,23 @@ impl XfsLog {
         self.shared.quiesce()
     }
 
-    /// Brings everything home, and writes that the log is empty. No transaction runs.
+    /// Brings everything home, and writes that the log is empty. No transaction runs, and none
+    /// commits behind it.
     ///
     /// # Errors
     /// As [`force`](Self::force), and `EBUSY` while an intent has no end: the log is recovered
     /// then.
-    pub(crate) fn unmount(mut self) -> Result<()> {
+    pub(crate) fn unmount(&self) -> Result<()> {
         // The thread that moves the tail may be about to tell it in a record, which would lie
         // behind the one that says that the log is empty.
         self.end_workers();
         self.shared.end()
     }
 
-    fn end_workers(&mut self) {
+    fn end_workers(&self) {
         self.shared.push_work.end();
         self.shared.tail_work.end();
-        let workers = std::mem::take(&mut self.workers);
+        let workers = std::mem::take(&mut *self.workers.lock());
         self.join(workers);
     }
 

@@ -1,5 +1,7 @@
 //! How a volume is opened.
 
+use std::time::Duration;
+
 use crate::report::XfsReporter;
 
 /// How a volume is opened.
@@ -15,6 +17,10 @@ pub struct XfsOptions {
     /// when the volume is read, and as much again for what it knows of the log. A log that needs
     /// more is not replayed.
     pub replay_bytes: u64,
+    /// How long a change may stay in memory, when the volume is open for writing: a thread makes
+    /// changes durable so often, and brings everything home when there were none. `None` for no
+    /// such thread: changes are durable when they are synced, and when the log needs their room.
+    pub sync_interval: Option<Duration>,
     /// The callback that gets an [`XfsReport`](crate::XfsReport) of each problem that did not fail
     /// a call.
     pub reporter: Option<XfsReporter>,
@@ -22,6 +28,12 @@ pub struct XfsOptions {
 
 impl Default for XfsOptions {
     fn default() -> Self {
-        Self { is_log_ignored: false, cache_bytes: 64 << 20, replay_bytes: 1 << 30, reporter: None }
+        Self {
+            is_log_ignored: false,
+            cache_bytes: 64 << 20,
+            replay_bytes: 1 << 30,
+            sync_interval: Some(Duration::from_secs(30)),
+            reporter: None,
+        }
     }
 }

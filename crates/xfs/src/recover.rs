@@ -44,6 +44,7 @@ use crate::options::XfsOptions;
 use crate::report::{XfsPending, XfsReport, tell};
 use cancel::CancelledBuffers;
 use complete::CompletedWork;
+pub(crate) use complete::free_staged;
 pub(crate) use log::VolumeLog;
 use log::in_log;
 use pending::PendingIntents;

@@ -63,6 +63,24 @@ pub enum XfsReport {
         /// The size in bytes that the volume records.
         expected_bytes: u64,
     },
+    /// Nothing is written any more, for this reason. What is durable stays readable.
+    WritingStopped {
+        /// The reason.
+        cause: String,
+    },
+    /// An inode that no directory has could not be freed. The next opening for writing frees it.
+    NotFreed {
+        /// Its number.
+        ino: u64,
+        /// The reason.
+        problem: String,
+    },
+    /// Lists of unlinked inodes were damaged, and were emptied. Their inodes are lost until a
+    /// repair finds them.
+    UnlinkedListsLost {
+        /// How many lists.
+        lists: u64,
+    },
     /// The superblock is damaged, and others that agree with each other are used in its place.
     SuperblockCopy {
         /// The group with the superblock that is used.
@@ -165,6 +183,19 @@ impl fmt::Display for XfsReport {
             Self::ShortDevice { device, size_bytes, expected_bytes } => write!(
                 f,
                 "{device} has {size_bytes} bytes, but the volume was made on {expected_bytes}"
+            ),
+            Self::WritingStopped { cause } => {
+                write!(f, "nothing is written any more: {cause}; open the volume again to write it")
+            }
+            Self::NotFreed { ino, problem } => write!(
+                f,
+                "inode {ino} has no name and could not be freed: {problem}; the next opening for \
+                 writing frees it"
+            ),
+            Self::UnlinkedListsLost { lists } => write!(
+                f,
+                "damaged lists of unlinked inodes were emptied: {lists}; xfs_repair finds what \
+                 they held"
             ),
             Self::SuperblockCopy { group, problem } => write!(
                 f,

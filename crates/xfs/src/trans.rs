@@ -22,6 +22,7 @@
 //! | `shared`, `locks` | the tables of these, and the locks by place and by number |
 //! | `busy`, `counters` | extents whose change is not durable; the counters of the superblock |
 //! | `unlinked` | which inode is in front of which in the lists of unlinked ones |
+//! | `promise` | free blocks that are promised to data before a transaction takes them |
 //! | `reservation`, `log_sizes`, `levels` | how much log space each kind takes |
 
 mod buffer_item;
@@ -34,6 +35,7 @@ mod levels;
 mod locks;
 mod log_sizes;
 mod made;
+mod promise;
 mod reservation;
 mod runs;
 mod shared;
@@ -49,19 +51,22 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use offshoot_kit::counter::WriteStop;
 use offshoot_vfs::{Error, Result, Structure};
 use offshoot_xfs_format::features::XfsVersionBits;
+#[cfg(test)]
 use offshoot_xfs_format::inode::XfsInodeCore;
 use offshoot_xfs_format::superblock::{XfsSuperblock, XfsSuperblockFields};
 use offshoot_xfs_format::{BasicBlock, Ino, U16, XfsGeometry};
-use zerocopy::IntoBytes;
+use zerocopy::{FromBytes, IntoBytes};
 
 pub(crate) use busy::AgExtent;
 use busy::UnsettledExtents;
 pub(crate) use counters::{CountChanges, SpaceAtStart, SpaceClaim, VolumeCounters, VolumeCounts};
 pub(crate) use inode::{ChangedFork, ForkName, XfsChangedInode};
 use inode_item::InodePlace;
+pub(crate) use inode_item::XfsInodeCommit;
 pub(crate) use levels::MostTreeLevels;
 pub(crate) use locks::KeyLocks;
 pub(crate) use log_sizes::{DIRECTORY_BLOCKS, HASH_BLOCKS, ReservationSizes};
+pub(crate) use promise::BlockPromise;
 pub(crate) use reservation::{
     LogReservations, MOST_TARGET_BLOCKS, QUOTAS, XfsLogReservation, XfsTransactionKind,
 };
@@ -71,7 +76,7 @@ pub(crate) use transaction::{BusyBlocks, XfsTransaction};
 use unlinked::UnlinkedOrder;
 
 use crate::buffer::{BufferRole, DiskRun, XfsBuffers};
-use crate::log::XfsLog;
+use crate::log::{LogSequence, XfsLog};
 
 /// Everything that transactions of a volume need.
 #[derive(Debug)]
@@ -82,7 +87,7 @@ pub(crate) struct XfsTransactions {
     _tables: EmptiedTables,
     reservations: LogReservations,
     most_levels: MostTreeLevels,
-    counters: VolumeCounters,
+    counters: Arc<VolumeCounters>,
     /// What was freed. No file gets it before that is durable.
     busy: UnsettledExtents,
     /// What a file has lost, and another place has. No data is written to it before.
@@ -110,7 +115,7 @@ impl XfsTransactions {
             log,
             reservations: LogReservations::of(&superblock.geometry),
             most_levels: MostTreeLevels::of(&superblock.geometry),
-            counters: VolumeCounters::new(space, superblock.geometry.blocks, stop),
+            counters: Arc::new(VolumeCounters::new(space, superblock.geometry.blocks, stop)),
             busy: UnsettledExtents::default(),
             given_up: UnsettledExtents::default(),
             unlinked: UnlinkedOrder::default(),
@@ -244,40 +249,61 @@ impl XfsTransactions {
     }
 
     /// The committed core of an inode, which readers may not see in its cluster yet.
+    #[cfg(test)]
     pub(crate) fn committed_core(&self, ino: Ino) -> Option<XfsInodeCore> {
         let bytes = self.shared.logged_inode(ino)?.bytes()?;
         XfsInodeCore::view(&bytes).ok().copied()
+    }
+
+    /// The last commit of an inode; `None` when the inode is in its place, so that all its commits
+    /// are durable.
+    pub(crate) fn last_commit(&self, ino: Ino) -> Option<XfsInodeCommit> {
+        self.shared.logged_inode(ino)?.last_commit()
+    }
+
+    /// Changes the superblock.
+    pub(crate) fn change_superblock(
+        &self,
+        change: impl FnOnce(&mut XfsSuperblockFields),
+    ) -> Result<Option<LogSequence>> {
+        let mut transaction = self.begin(XfsTransactionKind::Superblock, 0)?;
+        let run = self.superblock_run();
+        let bytes = transaction.read(run, BufferRole::Superblock)?;
+        let fields = XfsSuperblockFields::ref_from_prefix(bytes).map(|(fields, _)| *fields);
+        let mut fields = fields.map_err(|_| misused("a superblock that is cut off"))?;
+        change(&mut fields);
+        transaction
+            .change(run.at, 0..size_of::<XfsSuperblockFields>())?
+            .copy_from_slice(fields.as_bytes());
+        transaction.commit()
     }
 
     /// Writes the counters to the superblock. Nothing may change them meanwhile.
     pub(crate) fn write_counters(&self) -> Result<()> {
         let counts = self.counters.counts();
         let has_attributes = self.has_attributes();
-        let version = self.superblock.versionnum;
-        let versionnum = if has_attributes { self.version_with_attributes() } else { version };
-        let fields = XfsSuperblockFields {
-            versionnum,
-            icount: counts.inodes.into(),
-            ifree: counts.free_inodes.into(),
-            fdblocks: counts.free_blocks.into(),
-            log_incompat: 0.into(),
-            ..self.superblock
-        };
-        let mut transaction = self.begin(XfsTransactionKind::Superblock, 0)?;
-        let run = self.superblock_run();
-        transaction.read(run, BufferRole::Superblock)?;
-        transaction
-            .change(run.at, 0..size_of::<XfsSuperblockFields>())?
-            .copy_from_slice(fields.as_bytes());
-        let sequence = transaction.commit()?;
+        let sequence = self.change_superblock(|fields| {
+            if has_attributes {
+                fields.versionnum = self.version_with_attributes();
+            }
+            fields.icount = counts.inodes.into();
+            fields.ifree = counts.free_inodes.into();
+            fields.fdblocks = counts.free_blocks.into();
+            fields.log_incompat = 0.into();
+        })?;
         sequence.map_or(Ok(()), |sequence| self.log.force(sequence))
     }
 
     /// Ends all writing: the counters go to the superblock, everything is written home, and the log
-    /// is empty.
-    pub(crate) fn unmount(self) -> Result<()> {
+    /// is empty. No transaction runs, and none may begin behind it.
+    pub(crate) fn end(&self) -> Result<()> {
         self.write_counters()?;
         self.log.unmount()
+    }
+
+    /// The same for the only user of the volume.
+    pub(crate) fn unmount(self) -> Result<()> {
+        self.end()
     }
 }
 

@@ -57,7 +57,7 @@ impl XfsLogState {
 #[derive(Debug)]
 pub(crate) struct OpenedXfs {
     pub(crate) superblock: XfsSuperblock,
-    pub(crate) buffers: XfsBuffers,
+    pub(crate) buffers: Arc<XfsBuffers>,
     /// Whether the counters of the superblock are right.
     pub(crate) are_counters_right: bool,
     /// Whether that of group 0 is sound.
@@ -90,7 +90,7 @@ pub(crate) fn open(device: Arc<dyn BlockDevice>, options: &XfsOptions) -> Result
         let buffers = XfsBuffers::new(device, superblock.geometry.clone(), options.cache_bytes);
         OpenedXfs {
             superblock,
-            buffers,
+            buffers: Arc::new(buffers),
             are_counters_right,
             is_superblock_first: is_first,
             log,
@@ -119,24 +119,86 @@ pub(crate) fn open(device: Arc<dyn BlockDevice>, options: &XfsOptions) -> Result
     Ok(over(device, superblock, false, (state_of_log, head), state_of_opening()))
 }
 
+/// Opens the volume on `device` for writing, and recovers it first if it was not unmounted. Returns
+/// it with its log, which is empty.
+pub(crate) fn open_writable(
+    device: Arc<dyn BlockDevice>,
+    options: &XfsOptions,
+) -> Result<(OpenedXfs, VolumeLog)> {
+    if options.is_log_ignored {
+        let what = "writing XFS with the log ignored: open it without that, or for reading";
+        return Err(Error::unsupported(Code::LogNotReplayed, what));
+    }
+    let found = superblock::read(&*device, options.reporter.as_ref())?;
+    require_writable(&*device, &found)?;
+    if !find_log(&device, &found.superblock)?.ends.is_clean {
+        recover(&device, options)?;
+    }
+    // The log may have changed the superblock.
+    let found = superblock::read(&*device, None)?;
+    require_writable(&*device, &found)?;
+    let log = find_log(&device, &found.superblock)?;
+    if !log.ends.is_clean {
+        let problem = "it is not empty behind its recovery";
+        return Err(Error::corrupt(Structure::LogRecord, problem));
+    }
+    let VolumeSuperblock { superblock, is_first } = found;
+    let geometry = superblock.geometry.clone();
+    let opened = OpenedXfs {
+        buffers: Arc::new(XfsBuffers::new(device, geometry, options.cache_bytes)),
+        superblock,
+        are_counters_right: true,
+        is_superblock_first: is_first,
+        log: XfsLogState::Empty,
+        head: Some(log.ends.head),
+        state: state_of_opening(),
+    };
+    Ok((opened, log))
+}
+
+/// Fails when the volume has what we do not write, or lies on a device that is too short.
+fn require_writable(device: &dyn BlockDevice, found: &VolumeSuperblock) -> Result<()> {
+    let superblock = &found.superblock;
+    require_readable(superblock)?;
+    if let Some(obstacle) = superblock.fields.obstacles().first() {
+        let what = format!("writing XFS with {obstacle}: open it for reading");
+        return Err(Error::unsupported(Code::FeatureNotKept, what));
+    }
+    require_first(found)?;
+    let geometry = &superblock.geometry;
+    let (size, expected) = (device.size_bytes(), geometry.blocks << geometry.block_log);
+    if size >= expected {
+        return Ok(());
+    }
+    let name = device.name();
+    let what = format!("writing a volume of {expected} bytes on {name}, which has {size}");
+    Err(Error::unsupported(Code::Incomplete, what))
+}
+
+/// Fails when the superblock of group 0 is damaged.
+fn require_first(found: &VolumeSuperblock) -> Result<()> {
+    if found.is_first {
+        return Ok(());
+    }
+    let problem = format!("that of group 0 is damaged: {NEXT_STEP}");
+    Err(Error::corrupt(Structure::Superblock, problem))
+}
+
 /// Recovers the volume on `device` to disk.
 pub(crate) fn recover(
     device: &Arc<dyn BlockDevice>,
     options: &XfsOptions,
 ) -> Result<Option<XfsRecovery>> {
-    let VolumeSuperblock { superblock, is_first } =
-        superblock::read(&**device, options.reporter.as_ref())?;
-    require_readable(&superblock)?;
-    let log = find_log(device, &superblock)?;
+    let found = superblock::read(&**device, options.reporter.as_ref())?;
+    let superblock = &found.superblock;
+    require_readable(superblock)?;
+    let log = find_log(device, superblock)?;
     if log.ends.is_clean {
         return Ok(None);
     }
-    if !is_first {
-        let problem = format!("that of group 0 is damaged: {NEXT_STEP}");
-        return Err(Error::corrupt(Structure::Superblock, problem));
-    }
-    recover::require_recoverable(&superblock)?;
-    recover::to_disk(device, &superblock, &log, options).map(Some)
+    require_first(&found)?;
+    recover::require_recoverable(superblock)?;
+    recover::to_disk(device, superblock, &log, options).map(Some)
 }
 
 /// The superblock of the volume on `device`, and its log, which is to be thrown away whether or not

@@ -25,30 +25,23 @@
 //! sees a hole between the removal of one extent and the insertion of the next. Under these locks
 //! only trees are locked.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
 use foldhash::fast::RandomState;
+pub(crate) use offshoot_kit::runs::BufferRun;
+use offshoot_kit::runs::{DirtyRuns, RUN_BYTES};
 use offshoot_kit::shards::{SHARDS, shard_of};
 use offshoot_vfs::{FileId, Timestamp};
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+use super::AlignedBytes;
 use super::ordered::OrderedExtent;
 use super::pack::chunks_of;
-use super::pages::AlignedBytes;
 use crate::counter::{NonNegativeCounter, WriteStop};
 use crate::shared::Padded;
 use crate::space::{Kept, KeptAs, Promise, Purpose, Reservation, Space};
-
-/// The longest run of sectors in one piece of memory, in bytes.
-const RUN_BYTES: usize = 1 << 20;
-
-/// The longest run that is copied to be made longer, in bytes.
-const COPIED_BYTES: usize = 64 << 10;
-
-/// Consecutive bytes of a file, with the offset of the first.
-pub(crate) type BufferRun = (u64, Arc<AlignedBytes>);
 
 /// The buffer of a file.
 pub(crate) type FileBuffer = Arc<RwLock<DirtyFile>>;
@@ -58,11 +51,8 @@ pub(crate) type FileBuffer = Arc<RwLock<DirtyFile>>;
 pub(crate) struct DirtyFile {
     /// The file.
     pub(crate) file: FileId,
-    runs: BTreeMap<u64, Arc<AlignedBytes>>,
-    /// The bytes of all runs.
-    bytes: u64,
-    /// The sum of [`chunks_of`] over all runs.
-    extents: u64,
+    /// They weigh as many extents as they may become, by [`chunks_of`].
+    runs: DirtyRuns,
     /// The length of the file, in bytes.
     pub(crate) size: u64,
     /// When it was last written, unless another time was set since.
@@ -86,9 +76,7 @@ impl DirtyFile {
     fn new(file: FileId, size: u64, at: Timestamp) -> Self {
         Self {
             file,
-            runs: BTreeMap::new(),
-            bytes: 0,
-            extents: 0,
+            runs: DirtyRuns::new(chunks_of),
             size,
             mtime: None,
             ctime: at,
@@ -140,7 +128,7 @@ impl DirtyFile {
 
     /// Bytes in memory.
     pub(crate) fn bytes(&self) -> u64 {
-        self.bytes
+        self.runs.bytes()
     }
 
     /// How many runs there are.
@@ -150,33 +138,17 @@ impl DirtyFile {
 
     /// How many extents the runs may become: each chunk may be compressed to an extent of its own.
     pub(crate) fn extent_count(&self) -> u64 {
-        self.extents
+        self.runs.weight()
     }
 
     /// The runs that overlap `range`, in order.
     pub(crate) fn runs(&self, range: &Range<u64>) -> Vec<BufferRun> {
-        let first = self.runs.range(..=range.start).next_back().map_or(range.start, |(&at, _)| at);
-        self.runs
-            .range(first..range.end.max(first))
-            .filter(|(at, run)| **at + run.len() as u64 > range.start)
-            .map(|(&at, run)| (at, run.clone()))
-            .collect()
+        self.runs.overlapping(range)
     }
 
     /// The parts of `range` that are not buffered, in order.
     pub(crate) fn gaps(&self, range: &Range<u64>) -> Vec<Range<u64>> {
-        let mut gaps = Vec::new();
-        let mut at = range.start;
-        for (start, run) in self.runs(range) {
-            if at < start {
-                gaps.push(at..start);
-            }
-            at = start + run.len() as u64;
-        }
-        if at < range.end {
-            gaps.push(at..range.end);
-        }
-        gaps
+        self.runs.gaps(range)
     }
 
     /// The first consecutive runs, of at most `most` bytes together, but at least one run.
@@ -184,7 +156,7 @@ impl DirtyFile {
         let mut found: Vec<BufferRun> = Vec::new();
         let mut end = None;
         let mut bytes = 0;
-        for (&at, run) in &self.runs {
+        for (at, run) in self.runs.iter() {
             let len = run.len() as u64;
             if end.is_some_and(|end| end != at || bytes + len > most) {
                 break;
@@ -209,9 +181,8 @@ impl DirtyFile {
 
     /// How many bytes of `runs` are still unchanged at the beginning of the buffer.
     pub(crate) fn unchanged(&self, runs: &[BufferRun]) -> u64 {
-        let pairs = runs.iter().zip(&self.runs);
-        let same =
-            pairs.take_while(|((at, run), (now, kept))| at == *now && Arc::ptr_eq(run, kept));
+        let pairs = runs.iter().zip(self.runs.iter());
+        let same = pairs.take_while(|((at, run), (now, kept))| at == now && Arc::ptr_eq(run, kept));
         same.map(|((_, run), _)| run.len() as u64).sum()
     }
 
@@ -219,71 +190,13 @@ impl DirtyFile {
     /// size of a sector.
     pub(crate) fn all_in_one_run(&self, sector: u64) -> Option<Arc<AlignedBytes>> {
         let len = self.size.next_multiple_of(sector);
-        let is_all = self.runs.len() == 1 && self.bytes == len && !self.is_in_place;
-        self.runs.get(&0).filter(|_| is_all).cloned()
-    }
-
-    /// Adds `parts`, which together are whole sectors, none of which is buffered. They are copied
-    /// once, to where they stay until write-back.
-    fn add(&mut self, start: u64, parts: &[&[u8]]) {
-        let len: usize = parts.iter().map(|part| part.len()).sum();
-        self.bytes += len as u64;
-        let end = start + len as u64;
-        if let Some((&at, run)) = self.runs.range_mut(..start).next_back()
-            && at + run.len() as u64 == start
-            && run.len() + len <= RUN_BYTES
-            && let Some(run) = own(run)
-        {
-            run.append(parts);
-            self.extents += chunks_of(&(at..end)) - chunks_of(&(at..start));
-        } else {
-            self.extents += chunks_of(&(start..end));
-            self.runs.insert(start, Arc::new(AlignedBytes::of(parts)));
-        }
+        let is_all = self.runs.len() == 1 && self.bytes() == len && !self.is_in_place;
+        self.runs.at(0).filter(|_| is_all).cloned()
     }
 
     /// Overwrites sectors, all of which are buffered.
     pub(crate) fn overwrite(&mut self, offset: u64, data: &[u8]) {
-        let end = offset + data.len() as u64;
-        let first = self.runs.range(..=offset).next_back().map_or(offset, |(&at, _)| at);
-        for (&at, run) in self.runs.range_mut(first..end) {
-            let covered = offset.max(at)..end.min(at + run.len() as u64);
-            if !covered.is_empty() {
-                let target = index(covered.start - at)..index(covered.end - at);
-                let source = index(covered.start - offset)..index(covered.end - offset);
-                Arc::make_mut(run)[target].copy_from_slice(&data[source]);
-            }
-        }
-    }
-
-    /// Removes `range`, which is whole sectors.
-    fn remove(&mut self, range: &Range<u64>) {
-        for (at, run) in self.runs(range) {
-            let end = at + run.len() as u64;
-            self.runs.remove(&at);
-            self.bytes -= end.min(range.end) - at.max(range.start);
-            self.extents -= chunks_of(&(at..end));
-            if at < range.start {
-                self.extents += chunks_of(&(at..range.start));
-                self.runs
-                    .insert(at, Arc::new(AlignedBytes::of(&[&run[..index(range.start - at)]])));
-            }
-            if range.end < end {
-                self.extents += chunks_of(&(range.end..end));
-                self.runs.insert(
-                    range.end,
-                    Arc::new(AlignedBytes::of(&[&run[index(range.end - at)..]])),
-                );
-            }
-        }
-    }
-
-    /// Zeros the rest of the sector behind `size`.
-    fn clear_behind(&mut self, size: u64, sector: u64) {
-        let tail = size..size.next_multiple_of(sector);
-        if !tail.is_empty() && self.gaps(&tail).is_empty() {
-            self.overwrite(size, &vec![0; index(tail.end - tail.start)]);
-        }
+        self.runs.overwrite(offset, data);
     }
 }
 
@@ -307,12 +220,6 @@ pub(crate) fn lend<T>(
         }
     }
     taken
-}
-
-/// The run, to be made longer. `None` for a long run that is on its way to the devices, or is being
-/// read: copying it would take longer than writing one run more.
-fn own(run: &mut Arc<AlignedBytes>) -> Option<&mut AlignedBytes> {
-    if run.len() <= COPIED_BYTES { Some(Arc::make_mut(run)) } else { Arc::get_mut(run) }
 }
 
 type BufferShard = RwLock<HashMap<FileId, FileBuffer, RandomState>>;
@@ -379,14 +286,14 @@ impl Buffers {
     /// Adds `parts`, which together are whole sectors of a file, none of which is buffered.
     pub(crate) fn add(&self, buffer: &FileBuffer, start: u64, parts: &[&[u8]]) {
         self.bytes.add(parts.iter().map(|part| part.len() as u64).sum());
-        buffer.write().add(start, parts);
+        buffer.write().runs.add(start, parts);
     }
 
     /// Removes whole sectors from a buffer, and returns how many bytes it removed.
     pub(crate) fn remove(&self, buffer: &FileBuffer, range: &Range<u64>) -> u64 {
         let mut dirty = buffer.write();
         let before = dirty.bytes();
-        dirty.remove(range);
+        dirty.runs.remove(range);
         let removed = before - dirty.bytes();
         self.bytes.sub(removed);
         removed
@@ -396,7 +303,7 @@ impl Buffers {
     pub(crate) fn resize(&self, buffer: &FileBuffer, size: u64, sector: u64) -> u64 {
         let removed = self.remove(buffer, &(size.next_multiple_of(sector)..u64::MAX));
         let mut dirty = buffer.write();
-        dirty.clear_behind(size, sector);
+        dirty.runs.clear_behind(size, sector);
         dirty.size = size;
         removed
     }

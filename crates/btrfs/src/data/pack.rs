@@ -13,7 +13,7 @@ use offshoot_btrfs_format::compress::{CompressionMethod, compress, decompress};
 use offshoot_btrfs_format::file_extent::MAX_COMPRESSED_EXTENT;
 use offshoot_kit::workers::WorkerTask;
 
-use super::pages::AlignedBytes;
+use super::AlignedBytes;
 use super::store::Sectors;
 
 /// The most that is compressed before some of it is written, in bytes.

@@ -17,12 +17,12 @@ use offshoot_btrfs_format::{ItemType, Key, Logical, Physical, TreeId};
 use offshoot_vfs::{FileId, Result};
 use zerocopy::IntoBytes;
 
+use super::AlignedBytes;
 use super::buffer::{BufferRun, Buffers, index};
 use super::checksums::remove_stale_checksums;
 use super::drop::{drop_range, overlaps};
 use super::insert_checksums;
 use super::pack::CompressionChunk;
-use super::pages::AlignedBytes;
 use super::prealloc::mark_written;
 use crate::storage::{MemberWrite, WrittenCopy};
 use crate::transaction::{Base, ExtentKind, RefOwner, TransactionHandle};

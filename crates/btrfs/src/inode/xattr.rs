@@ -9,7 +9,8 @@ use offshoot_btrfs_format::encode::dir_entry;
 use offshoot_btrfs_format::inode::{InodeItem, inode_flags};
 use offshoot_btrfs_format::{ItemType, Key};
 use offshoot_vfs::acl::{ACCESS, Acl, DEFAULT};
-use offshoot_vfs::{Errno, Error, FileId, FileType, NAME_MAX, Result, Timestamp, XattrMode};
+use offshoot_vfs::xattr::{refused, require_file_type, require_namespace, require_sizes};
+use offshoot_vfs::{Errno, Error, FileId, FileType, Result, Timestamp, XattrMode};
 
 use super::changes::{Changes, refuse_flags};
 use super::compression::{NEVER_COMPRESSED, PROPERTY, flags_of_property};
@@ -17,9 +18,6 @@ use super::subvolume::writable;
 use super::type_of;
 use crate::inode::Rooms;
 use crate::storage::malformed;
-
-/// The longest value that a system call takes, in bytes.
-const XATTR_SIZE_MAX: usize = 65_536;
 
 /// The item of one attribute.
 pub(crate) fn encode(generation: u64, name: &[u8], value: &[u8]) -> Vec<u8> {
@@ -42,51 +40,24 @@ pub(crate) fn with_property(flags: u64, name: &[u8], value: &[u8]) -> u64 {
     }
 }
 
-fn show(name: &[u8], file: FileId) -> String {
-    format!("xattr `{}` of {file}", name.escape_ascii())
-}
-
 /// The error for a missing attribute: it is not set, or no attribute can have this name.
 pub(super) fn missing(file: FileId, name: &[u8]) -> Error {
-    let none = || Error::posix(Errno::NODATA, show(name, file));
+    let none = || refused(Errno::NODATA, name, file);
     if name.starts_with(b"btrfs.") {
         return none();
     }
     require_namespace(file, name).err().unwrap_or_else(none)
 }
 
-/// Refuses names outside the namespaces that are stored.
-fn require_namespace(file: FileId, name: &[u8]) -> Result<()> {
-    const NAMESPACES: [&[u8]; 3] = [b"security.", b"trusted.", b"user."];
-    let refuse = |errno| Err(Error::posix(errno, show(name, file)));
-    if matches!(name, ACCESS | DEFAULT) {
-        return Ok(());
-    }
-    match NAMESPACES.iter().find(|namespace| name.starts_with(namespace)) {
-        Some(namespace) if namespace.len() == name.len() => refuse(Errno::INVAL),
-        Some(_) => Ok(()),
-        None => refuse(Errno::OPNOTSUPP),
-    }
-}
-
 /// Refuses names that cannot be stored, and values longer than system calls allow.
 fn require_valid(file: FileId, name: &[u8], value: &[u8]) -> Result<()> {
-    let refuse = |errno| Err(Error::posix(errno, show(name, file)));
-    if name.is_empty() || name.len() > NAME_MAX {
-        return refuse(Errno::RANGE);
-    }
-    if name.contains(&0) {
-        return refuse(Errno::INVAL);
-    }
-    if value.len() > XATTR_SIZE_MAX {
-        return refuse(Errno::TOOBIG);
-    }
+    require_sizes(file, name, value)?;
     if matches!(name, ACCESS | DEFAULT) {
         return Acl::parse(value).map(drop);
     }
     if name.starts_with(b"btrfs.") {
         let is_known = name == PROPERTY && flags_of_property(value).is_some();
-        return if is_known { Ok(()) } else { refuse(Errno::INVAL) };
+        return if is_known { Ok(()) } else { Err(refused(Errno::INVAL, name, file)) };
     }
     require_namespace(file, name)
 }
@@ -98,18 +69,7 @@ fn is_plain(item: &InodeItem) -> Result<bool> {
 /// Refuses attributes that files of this type, or with these flags, cannot have.
 fn require_allowed(file: FileId, item: &InodeItem, name: &[u8]) -> Result<()> {
     refuse_flags(item, inode_flags::IMMUTABLE | inode_flags::APPEND, file)?;
-    let file_type = type_of(item)?;
-    let plain = is_plain(item)?;
-    let errno = if name.starts_with(b"user.") && !plain {
-        Errno::PERM
-    } else if name.starts_with(b"system.") && file_type == FileType::Symlink {
-        Errno::OPNOTSUPP
-    } else if name == b"system.posix_acl_default" && file_type != FileType::Directory {
-        Errno::ACCESS
-    } else {
-        return Ok(());
-    };
-    Err(Error::posix(errno, show(name, file)))
+    require_file_type(file, type_of(item)?, name)
 }
 
 /// Sets an attribute.
@@ -129,10 +89,10 @@ pub(crate) fn set(
     let item = changes.inode(file)?;
     require_allowed(file, &item, name)?;
     if name == PROPERTY && !value.is_empty() && item.flags.get() & NEVER_COMPRESSED != 0 {
-        return Err(Error::posix(Errno::INVAL, show(name, file)));
+        return Err(refused(Errno::INVAL, name, file));
     }
     let is_there = without(changes.get(key(file, name))?.unwrap_or_default(), name)?.is_some();
-    let refuse = |errno| Err(Error::posix(errno, show(name, file)));
+    let refuse = |errno| Err(refused(errno, name, file));
     match mode {
         XattrMode::Create if is_there => return refuse(Errno::EXIST),
         XattrMode::Replace if !is_there => return refuse(Errno::NODATA),
@@ -181,11 +141,11 @@ pub(super) fn replace(
     if let Some(value) = value {
         // This check comes before encoding, because the encoded length has only 16 bits.
         if !changes.fits(all.len() + value.len()) {
-            return Err(Error::posix(Errno::NOSPC, show(name, file)));
+            return Err(refused(Errno::NOSPC, name, file));
         }
         let new = encode(changes.generation().0, name, value);
         if !changes.fits(all.len() + new.len()) {
-            return Err(Error::posix(Errno::NOSPC, show(name, file)));
+            return Err(refused(Errno::NOSPC, name, file));
         }
         all.extend_from_slice(&new);
     }
@@ -203,7 +163,7 @@ pub(crate) fn remove(volume: &Rooms, file: FileId, name: &[u8], at: Timestamp) -
     require_allowed(file, &item, name)?;
     let key = key(file, name);
     let all = changes.get(key)?.unwrap_or_default();
-    let rest = without(all, name)?.ok_or_else(|| Error::posix(Errno::NODATA, show(name, file)))?;
+    let rest = without(all, name)?.ok_or_else(|| refused(Errno::NODATA, name, file))?;
     changes.put_or_remove(key, rest)?;
     changes.change_inode(file, at, |item| {
         item.flags = with_property(item.flags.get(), name, b"").into();

@@ -14,8 +14,8 @@ mod subvolumes;
 use std::collections::HashSet;
 
 use offshoot_vfs::{
-    EntryPlace, Errno, FileId, FileSystem, FileSystemMut, FileType, NewFile, NewNode, Rename,
-    Result, SetAttr, SetTime, Timestamp,
+    EntryPlace, Errno, FileFlags, FileId, FileSystem, FileSystemMut, FileType, NewFile, NewNode,
+    Rename, Result, SetAttr, SetTime, Timestamp,
 };
 
 use super::Model;
@@ -55,6 +55,9 @@ pub struct Actor<'a> {
     /// from then on.
     reflagged: HashSet<FileId>,
     may_be_full: bool,
+    /// The flags that the filesystem does not have.
+    lacks: FileFlags,
+    shares: bool,
     subvolumes: Option<&'a dyn SubvolumeCalls>,
     tell: &'a (dyn Fn(&'static str) + Sync),
 }
@@ -102,6 +105,8 @@ impl<'a> Actor<'a> {
             unsummed: None,
             reflagged: HashSet::new(),
             may_be_full: false,
+            lacks: FileFlags::empty(),
+            shares: true,
             subvolumes: None,
             tell: &|_| {},
         }
@@ -135,6 +140,18 @@ impl<'a> Actor<'a> {
     #[must_use]
     pub fn where_space_is_short(self) -> Self {
         Self { may_be_full: true, ..self }
+    }
+
+    /// Lets the actor not set these flags, which the filesystem does not have.
+    #[must_use]
+    pub fn without_flags(self, lacks: FileFlags) -> Self {
+        Self { lacks, ..self }
+    }
+
+    /// Lets the actor share no data between files.
+    #[must_use]
+    pub fn without_sharing(self) -> Self {
+        Self { shares: false, ..self }
     }
 
     /// Lets the actor call `tell` with the name of each call before it makes it.
@@ -269,10 +286,10 @@ impl<'a> Actor<'a> {
             99 => {
                 self.both("sync", |fs, _| fs.sync());
             }
-            100..126 => self.write(),
             126..138 => self.resize(),
             138..150 => self.fallocate(),
-            150..162 => self.share(),
+            150..162 if self.shares => self.share(),
+            100..126 | 150..162 => self.write(),
             162..165 => self.make_unnamed(),
             165..170 => self.set_flags(),
             170..182 => self.read(),

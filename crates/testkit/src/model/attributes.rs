@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use offshoot_vfs::acl::{ACCESS, Acl, DEFAULT};
 use offshoot_vfs::{Errno, FileFlags, FileId, FileType, NewFile, Result, Timestamp, XattrMode};
 
-use super::{ModelNode, ModelState, id, posix};
+use super::{ModelManners, ModelNode, ModelState, id, posix};
 
 /// The attribute with the compression of a file, in words.
 const PROPERTY: &[u8] = b"btrfs.compression";
@@ -105,7 +105,15 @@ impl ModelState {
         new: &NewFile,
     ) -> Result<InheritedAttributes> {
         let dir = self.node(dir)?;
-        let flags = dir.flags & (COMPRESSION | FileFlags::NODATACOW);
+        let is_plain = matches!(file_type, FileType::Regular | FileType::Directory);
+        let inherited = match self.manners {
+            ModelManners::Btrfs => COMPRESSION | FileFlags::NODATACOW,
+            ModelManners::Xfs if is_plain => {
+                FileFlags::SYNC | FileFlags::NODUMP | FileFlags::NOATIME
+            }
+            ModelManners::Xfs => FileFlags::empty(),
+        };
+        let flags = dir.flags & inherited;
         let (mut permissions, mut xattrs) = (new.permissions, BTreeMap::new());
         if let Some(umask) = new.umask.filter(|_| file_type != FileType::Symlink) {
             match list_of(dir, DEFAULT)? {

@@ -9,7 +9,9 @@ use offshoot_vfs::{
 
 use super::attributes::{FIXED, InheritedAttributes};
 use super::contents::{MAX_SIZE, SECTOR, SectorContents};
-use super::{Model, ModelDirectory, ModelNode, ModelState, NodeBody, ROOT, id, posix};
+use super::{
+    Model, ModelDirectory, ModelManners, ModelNode, ModelState, NodeBody, ROOT, id, posix,
+};
 
 /// The smallest hole that a copy punches into data, in bytes.
 const LEAST_PUNCHED: u64 = 64 << 10;
@@ -164,7 +166,25 @@ impl ModelState {
         self.remove_entry(to, at)?;
         for (place, file) in [(to, moved), (from, other)] {
             self.add_entry(place, file, at)?;
-            self.moved(file, at)?;
+            if self.manners == ModelManners::Btrfs {
+                self.moved(file, at)?;
+            }
+        }
+        if self.manners == ModelManners::Xfs && from.dir != to.dir {
+            self.exchanged([moved, other], at)?;
+        }
+        Ok(())
+    }
+
+    /// Updates the times of two files that changed places between directories, as XFS does: only a
+    /// directory, whose `..` changes, and the file that changed places with it.
+    fn exchanged(&mut self, files: [FileId; 2], at: Timestamp) -> Result<()> {
+        for (file, other) in [(files[0], files[1]), (files[1], files[0])] {
+            if self.file_type(file)? == FileType::Directory {
+                self.node_mut(file)?.attr.mtime = at;
+                self.moved(file, at)?;
+                self.moved(other, at)?;
+            }
         }
         Ok(())
     }
@@ -295,6 +315,17 @@ fn require_sectors(from: FilePosition, to: FilePosition, len: u64, may_be_cut: b
     Ok(())
 }
 
+impl Model {
+    /// Makes the part of a sector at the end of a file data, before a clone behind the end, where
+    /// the filesystem does that.
+    fn store_end_for_clone(state: &mut ModelState, to: FilePosition) -> Result<()> {
+        match state.manners {
+            ModelManners::Btrfs => state.store_end(to.file, to.offset),
+            ModelManners::Xfs => Ok(()),
+        }
+    }
+}
+
 impl FileSystemMut for Model {
     fn mknod(&self, place: EntryPlace<'_>, kind: NewNode, new: &NewFile) -> Result<FileId> {
         let body = match kind.file_type {
@@ -394,6 +425,12 @@ impl FileSystemMut for Model {
         if is_directory && state.is_below(to.dir, moved)? {
             return posix(Errno::INVAL, moved);
         }
+        if let (ModelManners::Xfs, Ok(replaced)) = (state.manners, &replaced)
+            && state.file_type(*replaced)? == FileType::Directory
+            && state.is_below(from.dir, *replaced)?
+        {
+            return posix(Errno::NOTEMPTY, replaced);
+        }
         state.refuse(from.dir, FIXED)?;
         state.refuse(to.dir, FileFlags::IMMUTABLE)?;
         state.refuse(moved, FIXED)?;
@@ -408,7 +445,12 @@ impl FileSystemMut for Model {
             if is_directory && state.is_subvolume(replaced) {
                 return posix(Errno::NOTEMPTY, replaced);
             }
-            state.take_away(to, is_directory, at)?;
+            state.take_away(to, is_directory, at).or_else(|error| {
+                match (state.manners, error.errno()) {
+                    (ModelManners::Xfs, Errno::NOTEMPTY) => posix(Errno::EXIST, replaced),
+                    _ => Err(error),
+                }
+            })?;
         }
         state.remove_entry(from, at)?;
         state.add_entry(to, moved, at)?;
@@ -536,7 +578,7 @@ impl FileSystemMut for Model {
         state.require_alike(from.file, to.file)?;
         if len > 0 {
             require_sectors(from, to, len, len == rest && end >= to_size)?;
-            state.store_end(to.file, to.offset)?;
+            Self::store_end_for_clone(&mut state, to)?;
             state.clone_sectors(from, to, len)?;
             state.written(to.file, end, at)?;
         }
@@ -596,7 +638,7 @@ impl FileSystemMut for Model {
             && state.require_alike(from.file, to.file).is_ok();
         let whole = if lie_alike { head..len - tail } else { len..len };
         if lie_alike && head == 0 {
-            state.store_end(to.file, to.offset)?;
+            Self::store_end_for_clone(&mut state, to)?;
         }
         for part in [0..whole.start, whole.end..len] {
             state.copy_bytes(from, to, part, at)?;

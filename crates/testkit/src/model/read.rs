@@ -36,7 +36,7 @@ impl FileSystem for Model {
         // A directory that was removed while it was open has no links.
         let nlink = match &node.body {
             NodeBody::Directory(dir)
-                if self.manners == ModelManners::Xfs && node.attr.nlink > 0 =>
+                if state.manners == ModelManners::Xfs && node.attr.nlink > 0 =>
             {
                 2 + state.subdirectories(dir)?
             }

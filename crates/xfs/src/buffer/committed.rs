@@ -23,26 +23,61 @@
 //! ```
 //!
 //! A reader whose moments are over each time closes the *gate* of the slot, and commits wait.
+//!
+//! Which inodes are in use says a tree of their group, which has moments too: each commit that
+//! changes an AGI counts them.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use offshoot_kit::sync::atomic::{AtomicU64, Ordering};
-use offshoot_kit::sync::{Mutex, MutexGuard};
-use offshoot_xfs_format::Ino;
+use offshoot_kit::sync::{Mutex, MutexGuard, thread};
+use offshoot_vfs::{Errno, Error, Result};
+use offshoot_xfs_format::{AgNumber, Ino};
 
 use super::XfsBuffers;
 
 /// The slots. A reader may read again because of another inode of its slot.
 const SLOTS: u64 = 1024;
 
-/// The inodes whose numbers end in the same bits.
+/// How often a reader begins again because commits change what it reads.
+pub(crate) const MOST_TRIES: usize = 100_000;
+
+/// The slots of groups.
+const GROUP_SLOTS: u32 = 64;
+
+/// How often things that share a slot were committed.
 #[derive(Debug, Default)]
-struct InodeSlot {
+struct PublishedMoments {
     /// How often a commit of one of them has begun to publish.
     begun: AtomicU64,
     /// How often one of them was committed.
     commits: AtomicU64,
+}
+
+impl PublishedMoments {
+    fn begin(&self) {
+        self.begun.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn end(&self) {
+        self.commits.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn moment(&self) -> Option<u64> {
+        let moment = self.commits.load(Ordering::SeqCst);
+        self.is_moment(moment).then_some(moment)
+    }
+
+    fn is_moment(&self, moment: u64) -> bool {
+        self.begun.load(Ordering::SeqCst) == moment
+    }
+}
+
+/// The inodes whose numbers end in the same bits.
+#[derive(Debug, Default)]
+struct InodeSlot {
+    moments: PublishedMoments,
     by_number: Mutex<HashMap<Ino, Arc<[u8]>>>,
     /// Held while a commit publishes one of them, or a reader keeps them as they are.
     gate: Mutex<()>,
@@ -50,17 +85,26 @@ struct InodeSlot {
 
 /// The newest bytes of each inode where its cluster has older ones.
 #[derive(Debug)]
-pub(super) struct CommittedInodes(Box<[InodeSlot]>);
+pub(super) struct CommittedInodes {
+    slots: Box<[InodeSlot]>,
+    groups: Box<[PublishedMoments]>,
+}
 
 impl Default for CommittedInodes {
     fn default() -> Self {
-        Self((0..SLOTS).map(|_| InodeSlot::default()).collect())
+        let slots = (0..SLOTS).map(|_| InodeSlot::default()).collect();
+        let groups = (0..GROUP_SLOTS).map(|_| PublishedMoments::default()).collect();
+        Self { slots, groups }
     }
 }
 
 impl CommittedInodes {
     fn slot(&self, ino: Ino) -> Option<&InodeSlot> {
-        self.0.get(usize::try_from(ino.0 % SLOTS).unwrap_or(0))
+        self.slots.get(usize::try_from(ino.0 % SLOTS).unwrap_or(0))
+    }
+
+    fn group(&self, ag: AgNumber) -> Option<&PublishedMoments> {
+        self.groups.get(usize::try_from(ag.0 % GROUP_SLOTS).unwrap_or(0))
     }
 }
 
@@ -90,27 +134,62 @@ impl XfsBuffers {
     /// Says that a commit publishes an inode and blocks of it from now on.
     pub(crate) fn begin_publishing(&self, ino: Ino) {
         if let Some(slot) = self.committed.slot(ino) {
-            slot.begun.fetch_add(1, Ordering::SeqCst);
+            slot.moments.begin();
         }
     }
 
     /// Says that it has published them.
     pub(crate) fn end_publishing(&self, ino: Ino) {
         if let Some(slot) = self.committed.slot(ino) {
-            slot.commits.fetch_add(1, Ordering::SeqCst);
+            slot.moments.end();
         }
     }
 
     /// The moment of an inode and its blocks; `None` while a commit publishes them.
     pub(crate) fn moment(&self, ino: Ino) -> Option<u64> {
-        let slot = self.committed.slot(ino)?;
-        let moment = slot.commits.load(Ordering::SeqCst);
-        (slot.begun.load(Ordering::SeqCst) == moment).then_some(moment)
+        self.committed.slot(ino)?.moments.moment()
     }
 
     /// Whether no commit has begun to publish the inode or its blocks since a moment.
     pub(crate) fn is_moment(&self, ino: Ino, moment: u64) -> bool {
-        self.committed.slot(ino).is_none_or(|slot| slot.begun.load(Ordering::SeqCst) == moment)
+        self.committed.slot(ino).is_none_or(|slot| slot.moments.is_moment(moment))
+    }
+
+    /// Says that a commit publishes the AGI of a group and its trees from now on.
+    pub(crate) fn begin_publishing_group(&self, ag: AgNumber) {
+        if let Some(moments) = self.committed.group(ag) {
+            moments.begin();
+        }
+    }
+
+    /// Says that it has published them.
+    pub(crate) fn end_publishing_group(&self, ag: AgNumber) {
+        if let Some(moments) = self.committed.group(ag) {
+            moments.end();
+        }
+    }
+
+    /// What `read` finds in the trees of inodes of a group, and in inodes of it, as one commit has
+    /// left them. It is called again when another commit came between, whatever it found.
+    ///
+    /// # Errors
+    /// `EAGAIN` when commits come one after the other without an end.
+    pub(crate) fn at_one_moment_of_group<T>(
+        &self,
+        ag: AgNumber,
+        mut read: impl FnMut() -> Result<T>,
+    ) -> Result<T> {
+        let Some(moments) = self.committed.group(ag) else { return read() };
+        for _ in 0..MOST_TRIES {
+            if let Some(moment) = moments.moment() {
+                let found = read();
+                if moments.is_moment(moment) {
+                    return found;
+                }
+            }
+            thread::yield_now();
+        }
+        Err(Error::posix(Errno::AGAIN, format!("the inodes of group {ag} never stay the same")))
     }
 
     /// Says that the cluster of an inode has its newest bytes, or that its chunk was freed.
@@ -128,6 +207,6 @@ impl XfsBuffers {
 
     /// A number that is another one after each commit of an inode.
     pub(crate) fn inode_commits(&self, ino: Ino) -> u64 {
-        self.committed.slot(ino).map_or(0, |slot| slot.commits.load(Ordering::Acquire))
+        self.committed.slot(ino).map_or(0, |slot| slot.moments.commits.load(Ordering::Acquire))
     }
 }

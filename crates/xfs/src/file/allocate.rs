@@ -82,13 +82,10 @@ impl XfsFileChanges<'_> {
         let wide = with_hint(t, ino, &hole, before.as_ref(), behind.as_ref())?;
         let tree_blocks = self.tree_blocks();
         let blocks = |hole: &Range<u64>| self.most_at_once(hole.end - hole.start);
-        let hole = match t.promise(u64::from(blocks(&wide)) + tree_blocks) {
-            Err(_) if wide != hole => {
-                t.promise(u64::from(blocks(&hole)) + tree_blocks)?;
-                hole
-            }
-            outcome => outcome.map(|()| wide)?,
-        };
+        t.promise(u64::from(blocks(&hole)) + tree_blocks)?;
+        // What is promised to other data of the file stays for that.
+        let more = u64::from(blocks(&wide).saturating_sub(blocks(&hole)));
+        let hole = if t.promise_beside(more).is_ok() { wide } else { hole };
         let near = near_to(t, ino, hole.start, before.as_ref(), behind.as_ref());
         let owner = ReverseOwner::file(ino, FORK, FileBlock(hole.start), true);
         let is_front = before.is_none();

@@ -46,8 +46,7 @@ impl XfsFileChanges<'_> {
         }
         let old = self.size(ino)?;
         if size > old {
-            self.clear(ino, old..size)?;
-            return self.set_size(ino, size);
+            return self.extend(ino, size);
         }
         let inside = size & (self.block_bytes() - 1);
         if inside > 0 && size < old {
@@ -56,6 +55,16 @@ impl XfsFileChanges<'_> {
         let blocks = size.div_ceil(self.block_bytes())..MOST_FILE_BLOCKS;
         while !retry(|| self.truncate_step(ino, size, blocks.clone()))? {}
         Ok(())
+    }
+
+    /// Makes a file longer, with zeros behind its old end. A longer one stays as it is.
+    pub(crate) fn extend(&self, ino: Ino, size: u64) -> Result<()> {
+        let old = self.size(ino)?;
+        if size <= old {
+            return Ok(());
+        }
+        self.clear(ino, old..size)?;
+        self.set_size(ino, size)
     }
 
     /// Sets the size, and unmaps the last extents behind it. Returns whether none is left.

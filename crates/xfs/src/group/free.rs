@@ -46,6 +46,30 @@ pub(crate) fn free_extent(
     Ok(())
 }
 
+/// The free extents of a group from block `from` on, at most so many. Locks the AGF.
+pub(crate) fn free_extents(
+    t: &mut XfsTransaction<'_>,
+    ag: AgNumber,
+    from: u32,
+    most: usize,
+) -> Result<Vec<AgExtent>> {
+    tree::edit(t, ag, XfsTree::FreeByBlock, |tree| {
+        let (mut found, mut at) = (Vec::new(), from);
+        while found.len() < most {
+            let key = XfsSearchKey([at.into(), 0, 0]);
+            let Some(record) = tree.at_least::<XfsFreeExtent>(key)? else { break };
+            let extent = AgExtent::new(record.start.get(), record.count.get());
+            if extent.start.0 < at || extent.end() <= at {
+                let problem = format!("group {ag}: {extent:?} does not lie behind block {at}");
+                return Err(Error::corrupt(Structure::FreeRecord, problem));
+            }
+            at = extent.end();
+            found.push(extent);
+        }
+        Ok(found)
+    })
+}
+
 /// Puts an extent into the trees of free space. The free list has to be prepared.
 pub(super) fn release(t: &mut XfsTransaction<'_>, ag: AgNumber, extent: AgExtent) -> Result<()> {
     let free = |record: XfsFreeExtent| AgExtent::new(record.start.get(), record.count.get());

@@ -55,6 +55,7 @@ impl std::ops::Add for HeldBack {
 }
 
 /// What group `ag` keeps for its trees.
+#[cfg(test)]
 pub(crate) fn held_back(
     buffers: &XfsBuffers,
     fields: &XfsSuperblockFields,

@@ -1,4 +1,4 @@
-//! How threads of the log are woken.
+//! How threads of the log, and of rooms above, are woken.
 
 use std::time::Duration;
 
@@ -12,14 +12,14 @@ struct SignalState {
 
 /// What a background thread waits for: work, or the end.
 #[derive(Debug, Default)]
-pub(super) struct WorkSignal {
+pub(crate) struct WorkSignal {
     state: Mutex<SignalState>,
     wake: Condvar,
 }
 
 impl WorkSignal {
     /// There is work.
-    pub(super) fn want(&self) {
+    pub(crate) fn want(&self) {
         let mut state = self.state.lock();
         if !state.is_wanted {
             state.is_wanted = true;
@@ -28,13 +28,13 @@ impl WorkSignal {
     }
 
     /// There is no more work.
-    pub(super) fn end(&self) {
+    pub(crate) fn end(&self) {
         self.state.lock().is_ended = true;
         self.wake.notify_one();
     }
 
     /// Waits for work. Returns false at the end.
-    pub(super) fn wait(&self) -> bool {
+    pub(crate) fn wait(&self) -> bool {
         let mut state = self.state.lock();
         while !state.is_wanted && !state.is_ended {
             self.wake.wait(&mut state);
@@ -44,7 +44,7 @@ impl WorkSignal {
     }
 
     /// Waits a moment, or until more is wanted. Returns false at the end.
-    pub(super) fn pause(&self, moment: Duration) -> bool {
+    pub(crate) fn pause(&self, moment: Duration) -> bool {
         let mut state = self.state.lock();
         if !state.is_wanted && !state.is_ended {
             self.wake.wait_for(&mut state, moment);

@@ -22,6 +22,9 @@ use crate::buffer::malformed;
 /// The items that are written home together.
 const BATCH: usize = 512;
 
+/// The checkpoints that cover a log at most. When no transaction commits, three do.
+const MOST_COVERS: usize = 8;
+
 /// How long a thread waits that found all items locked or pinned.
 const PAUSE: Duration = Duration::from_millis(2);
 
@@ -173,24 +176,33 @@ impl LogShared {
         Ok(())
     }
 
-    /// The same, and leaves a recovery no item to replay but intents. A record tells the last one
-    /// before it as the tail, so that takes two checkpoints without items:
+    /// Brings everything home that is committed now, but intents, and leaves a recovery no item to
+    /// replay but intents. A record tells the last one before it as the tail, so that takes two
+    /// checkpoints without items:
     ///
     /// ```text
     /// 1:8 items    1:12 empty, tail 1:8    1:14 empty, tail 1:12
     /// ```
+    ///
+    /// While transactions commit, the end would never come: then some of that has to do.
     pub(super) fn quiesce(&self) -> Result<()> {
-        self.settle()?;
-        while !self.is_quiet() {
+        self.push_tail()?;
+        self.flush().inspect_err(|error| self.fail(error))?;
+        for _ in 0..MOST_COVERS {
+            if self.is_quiet() {
+                break;
+            }
             self.push(PushReason::Tail)?;
         }
         Ok(())
     }
 
-    /// Whether a recovery finds no item, or the tail cannot move.
+    /// Whether a recovery finds no item, or intents hold the tail. With nothing active, the tail is
+    /// the last record, which may be the only one with items.
     fn is_quiet(&self) -> bool {
         let (recorded, last) = (self.space.usage().recorded, self.last_with_items.load(Relaxed));
-        recorded == self.active.tail() || recorded > Lsn(last)
+        let is_held = self.active.counts().items > 0 && recorded == self.active.tail();
+        is_held || recorded > Lsn(last)
     }
 
     /// Brings everything home, and writes that the log is empty.

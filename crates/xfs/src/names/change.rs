@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use offshoot_vfs::{Errno, Error, Result, Timestamp};
 use offshoot_xfs_format::geometry::XfsLayout;
-use offshoot_xfs_format::inode::{XfsInodeCore, XfsInodeFlags, XfsTime, file_type};
+use offshoot_xfs_format::inode::{XfsInodeCore, XfsInodeFlags, file_type};
 use offshoot_xfs_format::parent::ParentValue;
 use offshoot_xfs_format::{Ino, attr::XattrFlags};
 use zerocopy::IntoBytes;
@@ -13,6 +13,7 @@ use super::{NamePlace, XfsNames, is_directory, look_up_in};
 use crate::attr::change::{OwnedXattr, XattrChange};
 use crate::defer::{DeferredChain, DeferredWork};
 use crate::dir::change::XfsEntryTarget;
+use crate::inode::xfs_time;
 use crate::trans::{HASH_BLOCKS, XfsTransaction, XfsTransactionKind, XfsTransactions};
 
 /// The most names that a file can have, and the most directories in one.
@@ -318,9 +319,4 @@ impl NameTransaction<'_> {
         chain.defer(&mut self.t, self.work);
         chain.finish(self.t, &self.inodes)
     }
-}
-
-/// A moment in the form of inodes.
-pub(super) fn xfs_time(at: Timestamp) -> XfsTime {
-    XfsTime { seconds: at.secs, nanoseconds: at.nanos }
 }

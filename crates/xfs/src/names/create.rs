@@ -150,6 +150,17 @@ impl XfsNames<'_> {
     ) -> Result<Ino> {
         kind.check()?;
         let _locked = self.lock([dir])?;
+        self.make_unnamed_with_lists(dir, kind, new)
+    }
+
+    /// Makes a file without a name, with the permissions and lists that the directory hands down.
+    /// The caller has the lock of the directory.
+    pub(super) fn make_unnamed_with_lists(
+        &self,
+        dir: Ino,
+        kind: XfsNewKind<'_>,
+        new: &NewFile,
+    ) -> Result<Ino> {
         let inherited = {
             let need = (SpaceNeed::Always, 0);
             let mut change = self.begin(Kind::ChangeTimes, need, &[dir], new.at)?;
@@ -165,7 +176,7 @@ impl XfsNames<'_> {
 
     /// Makes a file without a name in one transaction, with lists that fit in its inode. The caller
     /// has the lock of the directory.
-    pub(super) fn make_unnamed(
+    fn make_unnamed(
         &self,
         dir: Ino,
         kind: XfsNewKind<'_>,

@@ -9,8 +9,9 @@ use offshoot_xfs_format::inode::{
 use offshoot_xfs_format::symlink::MAX_LEN;
 use offshoot_xfs_format::{Ino, XfsGeometry};
 
-use super::change::{NameTransaction, Touched, xfs_time};
+use super::change::{NameTransaction, Touched};
 use crate::dir::change::make_empty;
+use crate::inode::xfs_time;
 use crate::trans::{ChangedFork, ForkName};
 
 /// Where the attribute fork of a new file begins, in units of 8 bytes behind the core: behind room

@@ -96,8 +96,7 @@ impl XfsNames<'_> {
             self.require_not_above(plan)?;
         }
         let Some(new) = how.whiteout() else { return retry(|| self.rename_once(plan)) };
-        let (dir, permissions) = (plan.from.dir, new.permissions);
-        let whiteout = retry(|| self.make_unnamed(dir, WHITEOUT, &new, permissions, &[]))?;
+        let whiteout = self.make_unnamed_with_lists(plan.from.dir, WHITEOUT, &new)?;
         let plan = RenamePlan { whiteout: Some(whiteout), ..*plan };
         match retry(|| self.rename_once(&plan)) {
             Ok(NameOutcome::Moved) => self.inactivate_locked(whiteout).map(|()| NameOutcome::Moved),

@@ -1,18 +1,24 @@
 //! Targets of symbolic links that the inode has no room for: in blocks, which the log carries. Each
 //! extent has a header of its own.
 
-use offshoot_vfs::{Errno, Error, Result, Structure};
+use offshoot_vfs::{Errno, Error, Result, Structure, Timestamp};
 use offshoot_xfs_format::da::DaExpected;
+use offshoot_xfs_format::inode::file_type;
 use offshoot_xfs_format::record::XfsExtent;
 use offshoot_xfs_format::remote::RemoteKind;
 use offshoot_xfs_format::{FileBlock, Ino};
 
-use super::change::NameTransaction;
+use super::XfsNames;
+use super::change::{NameTransaction, SpaceNeed};
 use crate::buffer::{BufferRole, DiskRun, damaged_at};
 use crate::defer::DeferredWork;
+use crate::dir::change::{most_blocks_to_add, move_to_block};
+use crate::file::retry;
 use crate::group::{ExtentWish, ReverseOwner, allocate_anywhere};
 use crate::inode::change::{map_extent, mapped};
-use crate::trans::{ForkName, MOST_TARGET_BLOCKS, XfsTransactions};
+use crate::trans::{
+    ChangedFork, ForkName, MOST_TARGET_BLOCKS, XfsTransactionKind as Kind, XfsTransactions,
+};
 
 const KIND: RemoteKind = RemoteKind::SymlinkTarget;
 
@@ -21,8 +27,37 @@ pub(super) fn target_blocks(engine: &XfsTransactions) -> u64 {
     MOST_TARGET_BLOCKS + engine.most_levels().data
 }
 
+impl XfsNames<'_> {
+    /// Moves what an inode holds itself to blocks, so that it has room for attributes: the target
+    /// of a link, or the entries of a directory.
+    ///
+    /// # Errors
+    /// `ENOSPC` when there are no blocks.
+    pub(crate) fn make_way_for_attributes(&self, ino: Ino, at: Timestamp) -> Result<()> {
+        let _locked = self.lock([ino])?;
+        let engine = self.transactions;
+        let blocks = target_blocks(engine) + most_blocks_to_add(engine);
+        retry(|| {
+            let mut change = self.begin(Kind::Symlink, (SpaceNeed::Always, blocks), &[ino], at)?;
+            let inode = change.t.inode(ino)?;
+            let Some(ChangedFork::Local(target)) = inode.fork(ForkName::Data) else {
+                return Ok(());
+            };
+            if inode.core().file_type() == file_type::SYMLINK {
+                let target = target.clone();
+                inode.set_fork(ForkName::Data, ChangedFork::Extents(Vec::new()));
+                change.store_target(ino, &target)?;
+            } else {
+                let work = move_to_block(&mut change.t, ino)?;
+                change.work.extend(work);
+            }
+            change.finish()
+        })
+    }
+}
+
 impl NameTransaction<'_> {
-    /// Stores the target of a new link.
+    /// Stores the target of a link.
     pub(super) fn store_target(&mut self, ino: Ino, target: &[u8]) -> Result<()> {
         let geometry = self.t.geometry();
         let count = u32::try_from(RemoteKind::blocks(geometry, target.len())).unwrap_or(u32::MAX);

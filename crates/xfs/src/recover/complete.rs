@@ -73,11 +73,21 @@ pub(super) fn complete(
     completion.end_intents(old)?;
     let unlinked = free_unlinked_lists(&transactions, &ids)?;
     (done.inodes, done.cleared_lists) = (unlinked.inodes, unlinked.cleared_lists);
-    for ag in (0..superblock.geometry.ag_count).map(AgNumber) {
-        done.staged += completion.free_staged(ag)?;
-    }
+    done.staged = free_staged(&transactions, &ids)?;
     transactions.unmount()?;
     Ok(done)
+}
+
+/// Frees the extents that writes to shared blocks had staged. No such write is under way. Returns
+/// how many.
+pub(crate) fn free_staged(transactions: &XfsTransactions, ids: &IntentIds) -> Result<u64> {
+    let mut count = 0;
+    for ag in (0..transactions.geometry().ag_count).map(AgNumber) {
+        if group::staged_extents(transactions.buffers(), ag)? > 0 {
+            count += free_staged_in(transactions, ids, ag)?;
+        }
+    }
+    Ok(count)
 }
 
 /// Starts the log behind the head, and transactions over it.
@@ -188,30 +198,34 @@ impl Completion<'_> {
         chain.finish_alone(self.transactions, |transactions| begin(transactions, self.step))?;
         self.transactions.log().force_all()
     }
+}
 
-    /// Frees the extents of a group that writes to shared blocks had staged. Returns how many.
-    fn free_staged(&self, ag: AgNumber) -> Result<u64> {
-        let mut count = 0;
-        loop {
-            let mut transaction = begin_truncate(self.transactions)?;
-            let staged = group::staged(&mut transaction, ag, STAGED_AT_ONCE)?;
-            drop(transaction);
-            if staged.is_empty() {
-                return Ok(count);
-            }
-            for extent in staged {
-                self.free_staged_extent(ag, extent)?;
-                count += 1;
-            }
+/// The same in a group.
+fn free_staged_in(transactions: &XfsTransactions, ids: &IntentIds, ag: AgNumber) -> Result<u64> {
+    let mut count = 0;
+    loop {
+        let mut transaction = begin_truncate(transactions)?;
+        let staged = group::staged(&mut transaction, ag, STAGED_AT_ONCE)?;
+        drop(transaction);
+        if staged.is_empty() {
+            return Ok(count);
+        }
+        for extent in staged {
+            free_staged_extent(transactions, ids, (ag, extent))?;
+            count += 1;
         }
     }
+}
 
-    fn free_staged_extent(&self, ag: AgNumber, extent: AgExtent) -> Result<()> {
-        let mut transaction = begin_truncate(self.transactions)?;
-        let geometry = transaction.geometry();
-        let blocks = (geometry.fs_block(ag, extent.start), extent.count);
-        let mut chain = DeferredChain::new(self.ids);
-        chain.defer(&mut transaction, DeferredWork::unstaged(geometry, blocks, true));
-        chain.finish(transaction, &[])
-    }
+fn free_staged_extent(
+    transactions: &XfsTransactions,
+    ids: &IntentIds,
+    (ag, extent): (AgNumber, AgExtent),
+) -> Result<()> {
+    let mut transaction = begin_truncate(transactions)?;
+    let geometry = transaction.geometry();
+    let blocks = (geometry.fs_block(ag, extent.start), extent.count);
+    let mut chain = DeferredChain::new(ids);
+    chain.defer(&mut transaction, DeferredWork::unstaged(geometry, blocks, true));
+    chain.finish(transaction, &[])
 }

@@ -124,8 +124,13 @@ impl VolumeCounters {
         self.state.lock().held_back
     }
 
+    /// How many free blocks are promised.
+    #[cfg(test)]
+    pub(crate) fn promised(&self) -> u64 {
+        self.state.lock().promised
+    }
+
     /// The free blocks that files may have.
-    #[cfg_attr(not(test), expect(dead_code, reason = "the mount will tell them"))]
     pub(crate) fn free_for_files(&self) -> u64 {
         self.state.lock().free(SpaceClaim::Files)
     }
@@ -204,10 +209,12 @@ impl VolumeCounters {
 
     /// Adds what a transaction has changed, which has the promise `promised`. Blocks that it took
     /// are not free any more, so they leave the promise: a chain of 10 steps, to which 100 blocks
-    /// were promised, holds 90 when its first step has taken 10.
+    /// were promised, holds 90 when its first step has taken 10. Blocks that were held back for
+    /// trees of groups were never promised.
     pub(super) fn apply(&self, changes: &CountChanges, promised: &mut u64) {
         let mut state = self.state.lock();
-        let taken = changes.free_blocks.min(0).unsigned_abs().min(*promised);
+        let own = changes.free_blocks.saturating_sub(changes.held_back);
+        let taken = own.min(0).unsigned_abs().min(*promised);
         *promised -= taken;
         self.lower_promise(&mut state, taken);
         // A tree may have more blocks than are ever held back for it.

@@ -16,7 +16,9 @@ use zerocopy::IntoBytes;
 
 use super::shared::TransactionShared;
 use crate::buffer::{DiskRun, XfsBuffer};
-use crate::log::{HomeOutcome, HomeWrites, LoggedItem, LoggedKind, LoggedSize, LoggedState};
+use crate::log::{
+    HomeOutcome, HomeWrites, LogSequence, LoggedItem, LoggedKind, LoggedSize, LoggedState,
+};
 
 /// The bytes of the first region of an inode.
 const FORMAT_SIZE: usize = 56;
@@ -53,6 +55,8 @@ pub(super) struct InodeState {
     fields: Fields,
     pins: u32,
     committing: u32,
+    /// The context of its last commit.
+    sequence: Option<LogSequence>,
     lsn: Lsn,
     /// Whether the chunk of the inode was freed: then it never goes home.
     is_stale: bool,
@@ -60,6 +64,15 @@ pub(super) struct InodeState {
     version: u64,
     /// The version that is on its way home, in these bytes of its cluster.
     writing: Option<(u64, Arc<XfsBuffer>)>,
+}
+
+/// A commit of an inode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct XfsInodeCommit {
+    /// The context, which may have several commits of one inode.
+    pub(crate) sequence: LogSequence,
+    /// Which of them.
+    version: u64,
 }
 
 /// What a commit makes of an inode.
@@ -222,6 +235,7 @@ impl XfsLoggedInode {
             fields: Fields::empty(),
             pins: 0,
             committing: 0,
+            sequence: None,
             lsn: Lsn(0),
             is_stale: false,
             version: 0,
@@ -246,15 +260,22 @@ impl XfsLoggedInode {
         (state.bytes, state.regions) = (bytes, regions);
     }
 
-    /// Says that the log has the commit.
-    pub(super) fn committed(&self) {
+    /// Says that the log has the commit, in this context.
+    pub(super) fn committed(&self, sequence: Option<LogSequence>) {
         let mut state = self.state.lock();
+        state.sequence = sequence.or(state.sequence);
         state.committing = state.committing.saturating_sub(1);
     }
 
     /// The committed bytes; none of an inode that was not committed yet.
     pub(super) fn bytes(&self) -> Option<Arc<[u8]>> {
         Some(self.state.lock().bytes.clone()).filter(|bytes| !bytes.is_empty())
+    }
+
+    /// Its last commit.
+    pub(super) fn last_commit(&self) -> Option<XfsInodeCommit> {
+        let state = self.state.lock();
+        state.sequence.map(|sequence| XfsInodeCommit { sequence, version: state.version })
     }
 
     /// Whether nothing of it has to be written or logged.

@@ -19,6 +19,7 @@ use super::counters::{CountChanges, SpaceClaim};
 use super::inode::XfsChangedInode;
 use super::inode_item::NEXT_UNLINKED;
 use super::made::MadeChunk;
+use super::promise::BlockPromise;
 use super::runs::BufferRuns;
 use super::shared::BufferHolder;
 use super::{XfsTransactions, misused};
@@ -64,6 +65,8 @@ pub(crate) struct XfsTransaction<'e> {
     promised: u64,
     /// Which of them.
     claim: SpaceClaim,
+    /// The promise that it borrows from, which gets back what it does not take.
+    lender: Option<Arc<BlockPromise>>,
     /// What it has freed.
     freed: Vec<(AgNumber, AgExtent)>,
     /// What a file has lost by it, and another place has.
@@ -100,6 +103,7 @@ impl<'e> XfsTransaction<'e> {
             counts: CountChanges::default(),
             promised,
             claim,
+            lender: None,
             freed: Vec::new(),
             given_up: Vec::new(),
             missed: MissedHeaders::default(),
@@ -477,7 +481,10 @@ impl Drop for XfsTransaction<'_> {
     fn drop(&mut self) {
         self.unlock_all_but(&[]);
         let counters = &self.engine.counters;
-        counters.release(self.promised);
+        match &self.lender {
+            Some(lender) => lender.take_back(self.promised),
+            None => counters.release(self.promised),
+        }
         for (ag, blocks) in &self.tree_rooms {
             counters.release_tree_room(*ag, *blocks);
         }

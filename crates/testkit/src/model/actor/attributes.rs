@@ -4,8 +4,9 @@
 //! such file when there are several, and those of all at the end.
 
 use offshoot_vfs::acl::{ACCESS, DEFAULT};
-use offshoot_vfs::{FileFlags, XattrMode};
+use offshoot_vfs::{FileFlags, FileSystem, XattrMode};
 
+use super::super::ModelManners;
 use super::{Actor, ActorFile};
 
 /// The flags, each with N if one in N files gets it.
@@ -49,6 +50,7 @@ impl Actor<'_> {
         if self.unsummed.is_some() {
             flags.remove(STORAGE);
         }
+        flags.remove(self.lacks);
         let at = self.at;
         let is_set = self.both("set_flags", |fs, of| fs.set_flags(of(file), flags, at)).is_some();
         if is_set {
@@ -66,6 +68,11 @@ impl Actor<'_> {
     /// Clears the flags that forbid changes. The file may be gone by now.
     pub(super) fn let_go(&self, file: ActorFile) {
         let at = self.at;
+        let is_gone = self.model.flags(file.model).is_err();
+        if is_gone && self.model.state().manners == ModelManners::Xfs {
+            // Another file may have its number by now.
+            return;
+        }
         if let Some((_, flags)) = self.both("flags", |fs, of| fs.flags(of(file))) {
             self.both("set_flags", |fs, of| fs.set_flags(of(file), flags - FIXED, at));
         }
@@ -89,7 +96,8 @@ impl Actor<'_> {
                 (name, self.random.bytes(len))
             }
         };
-        if name.starts_with(b"btrfs.") && self.unsummed.is_some() {
+        let has_property = self.unsummed.is_none() && !self.lacks.contains(FileFlags::COMPRESS);
+        if name.starts_with(b"btrfs.") && !has_property {
             return;
         }
         let at = self.at;

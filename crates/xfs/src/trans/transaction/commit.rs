@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use offshoot_vfs::Result;
 use offshoot_xfs_format::superblock::XfsSuperblockFields;
-use offshoot_xfs_format::{BasicBlock, Ino};
+use offshoot_xfs_format::{AgNumber, BasicBlock, Ino};
 
 use super::{HeldContent, MissedHeaders, XfsTransaction};
 use crate::buffer::{BufferRole, XfsBuffer};
@@ -80,7 +80,14 @@ impl XfsTransaction<'_> {
         if !matches!(sequence, Some(Err(_))) {
             let changed = || items.inodes.iter().map(|item| item.place.ino);
             let _gates = shared.buffers.gates(changed());
+            let groups: Vec<_> = published
+                .iter()
+                .filter_map(|(_, buffer)| group_of_inodes(buffer.as_ref()))
+                .collect();
             changed().for_each(|ino| shared.buffers.begin_publishing(ino));
+            for ag in &groups {
+                shared.buffers.begin_publishing_group(*ag);
+            }
             // While no buffer can go home: one that is published behind that stays in memory.
             for (place, buffer) in published {
                 match buffer {
@@ -93,10 +100,14 @@ impl XfsTransaction<'_> {
                     shared.buffers.publish_inode(item.place.ino, bytes);
                 }
             }
+            for ag in &groups {
+                shared.buffers.end_publishing_group(*ag);
+            }
             changed().for_each(|ino| shared.buffers.end_publishing(ino));
         }
         items.buffers.iter().for_each(|item| item.committed());
-        items.inodes.iter().for_each(|item| item.committed());
+        let context = sequence.as_ref().and_then(|sequence| sequence.as_ref().ok().copied());
+        items.inodes.iter().for_each(|item| item.committed(context));
         items.made.iter().for_each(|item| item.committed());
         let sequence = sequence.transpose()?;
         if let Some(sequence) = sequence {
@@ -151,5 +162,13 @@ impl XfsTransaction<'_> {
             published.push((*place, buffer));
         }
         published
+    }
+}
+
+/// The group whose AGI a buffer is.
+fn group_of_inodes(buffer: Option<&Arc<XfsBuffer>>) -> Option<AgNumber> {
+    match buffer?.role() {
+        BufferRole::Inodes(ag) => Some(ag),
+        _ => None,
     }
 }

@@ -1,12 +1,14 @@
 //! The free blocks that a transaction may take, those that it must not use yet, and what it counts.
 
+use std::sync::Arc;
+
 use offshoot_vfs::{Errno, Error, Result};
 use offshoot_xfs_format::{AgNumber, FsBlock};
 
 use super::XfsTransaction;
 use crate::log::LogSequence;
 use crate::trans::busy::UnsettledExtents;
-use crate::trans::{AgExtent, CountChanges, SpaceClaim};
+use crate::trans::{AgExtent, BlockPromise, CountChanges, SpaceClaim};
 
 /// The blocks of a group whose freeing is not durable, for a search of free ones.
 #[derive(Debug)]
@@ -36,11 +38,29 @@ impl<'e> XfsTransaction<'e> {
         self.claim == SpaceClaim::All
     }
 
+    /// Lets it take the blocks that are promised to data. It gives back what it does not take.
+    pub(crate) fn borrow_from(&mut self, lender: &Arc<BlockPromise>) {
+        self.lender = Some(lender.clone());
+    }
+
+    /// Borrows up to so many blocks. Returns how many are missing.
+    fn borrow_blocks(&mut self, blocks: u64) -> u64 {
+        let lent = self.lender.as_ref().map_or(0, |lender| lender.lend(blocks));
+        self.promised += lent;
+        blocks - lent
+    }
+
     /// Promises itself free blocks, beside those that it began with.
     ///
     /// # Errors
     /// `ENOSPC` when too few are free.
     pub(crate) fn promise(&mut self, blocks: u64) -> Result<()> {
+        let missing = self.borrow_blocks(blocks);
+        self.promise_beside(missing)
+    }
+
+    /// The same, and borrows none.
+    pub(crate) fn promise_beside(&mut self, blocks: u64) -> Result<()> {
         self.engine.counters.promise(blocks, self.claim)?;
         self.promised += blocks;
         Ok(())
@@ -51,9 +71,10 @@ impl<'e> XfsTransaction<'e> {
     /// it has taken what it needs it proves that by [`Self::require_promised`].
     pub(crate) fn promise_of_reserve(&mut self, blocks: u64) -> u64 {
         self.claim = self.claim.max(SpaceClaim::Reserve);
-        let granted = self.engine.counters.promise_most(blocks, self.claim);
+        let missing = self.borrow_blocks(blocks);
+        let granted = self.engine.counters.promise_most(missing, self.claim);
         self.promised += granted;
-        granted
+        blocks - missing + granted
     }
 
     /// Proves that this step, which no group has grown a tree for, has taken no more free blocks

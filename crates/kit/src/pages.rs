@@ -18,15 +18,16 @@ const LEAST_BYTES: usize = 4 * PAGE_BYTES;
 
 /// Bytes that begin at a page of memory if they are many.
 #[derive(Clone)]
-pub(crate) enum AlignedBytes {
-    /// Fewer than [`LEAST_BYTES`].
+pub enum AlignedBytes {
+    /// Fewer than four pages.
     Short(Vec<u8>),
+    /// The rest.
     Long(MemoryPages),
 }
 
 /// Bytes that begin at a page of memory.
 #[derive(Clone, Default)]
-pub(crate) struct MemoryPages {
+pub struct MemoryPages {
     /// The last page is zeros behind the bytes.
     pages: Vec<MemoryPage>,
     len: usize,
@@ -34,14 +35,15 @@ pub(crate) struct MemoryPages {
 
 impl AlignedBytes {
     /// The bytes of `parts`, one behind the other.
-    pub(crate) fn of(parts: &[&[u8]]) -> Self {
+    #[must_use]
+    pub fn of(parts: &[&[u8]]) -> Self {
         let mut all = Self::Short(Vec::new());
         all.append(parts);
         all
     }
 
     /// Adds the bytes of `parts`.
-    pub(crate) fn append(&mut self, parts: &[&[u8]]) {
+    pub fn append(&mut self, parts: &[&[u8]]) {
         let more: usize = parts.iter().map(|part| part.len()).sum();
         match self {
             Self::Short(bytes) if bytes.len() + more < LEAST_BYTES => {

@@ -1,0 +1,145 @@
+//! Reads: what is in memory, over what is on the device.
+
+use std::ops::Range;
+use std::thread;
+
+use offshoot_vfs::{Errno, Error, Result};
+use offshoot_xfs_format::Ino;
+
+use super::memory::BufferedFile;
+use super::{XfsBufferedData, index};
+use crate::data::FileContent;
+use crate::inode::file_id;
+use crate::inode::fork::ForkContents;
+
+/// The bytes that [`XfsBufferedData::visit`] shows at once.
+const PART_BYTES: u64 = 1 << 20;
+
+/// How often a mapping is looked up that changes all the time.
+const MOST_TRIES: usize = 100_000;
+
+impl XfsBufferedData<'_> {
+    /// Calls `read` with what the device has of a file. While blocks beside are written back it may
+    /// be called again, whatever it found.
+    ///
+    /// # Errors
+    /// `EAGAIN` when commits come one after the other without an end.
+    fn stored<T>(
+        &self,
+        ino: Ino,
+        mut read: impl FnMut(&FileContent<'_>) -> Result<T>,
+    ) -> Result<T> {
+        let buffers = self.buffers();
+        for _ in 0..MOST_TRIES {
+            let moment = buffers.moment(ino);
+            let found = self.inodes.get(buffers, file_id(ino)).and_then(|inode| {
+                // A list of extents is as one commit has left it. The blocks of a tree may not be.
+                let is_whole = matches!(inode.data.contents, ForkContents::Extents(_));
+                Ok((is_whole, read(&FileContent::new(buffers, &inode)?)?))
+            });
+            let is_one_moment = || moment.is_some_and(|moment| buffers.is_moment(ino, moment));
+            match found {
+                Ok((is_whole, found)) if is_whole || is_one_moment() => return Ok(found),
+                Err(error) if is_one_moment() => return Err(error),
+                _ => thread::yield_now(),
+            }
+        }
+        Err(Error::posix(Errno::AGAIN, format!("the extents of inode {ino} never stay the same")))
+    }
+
+    /// The size on the device.
+    pub(super) fn stored_size(&self, ino: Ino) -> Result<u64> {
+        self.stored(ino, |content| Ok(content.size()))
+    }
+
+    /// Reads what the device has. Behind its end there, and in holes, it is zeros. The caller has
+    /// the lock of the inode, and has seen that nothing of it is in memory.
+    ///
+    /// So nothing changes where these bytes lie: a write-back changes only what is in memory. Only
+    /// the blocks of the tree that tell it change, and the data is read once behind that.
+    pub(super) fn read_stored(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<()> {
+        let range = offset..offset + buf.len() as u64;
+        let mut ahead = self.read_ahead.next(file_id(ino), &range);
+        let pieces = self.stored(ino, |content| {
+            if let Some(next) = ahead.take() {
+                content.prefetch(next);
+            }
+            content.stored_pieces(range.clone())
+        })?;
+        pieces.read(self.buffers(), offset, buf)
+    }
+
+    /// Fills `buf` from `offset` on, and returns the number of bytes.
+    pub(crate) fn read(&self, file: &BufferedFile, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        let (range, runs) = {
+            let state = file.state.read();
+            let end = offset.saturating_add(buf.len() as u64).min(state.size).max(offset);
+            (offset..end, state.runs.overlapping(&(offset..end)))
+        };
+        let len = index(range.end - range.start);
+        let (mut at, mut rest) = (range.start, buf.get_mut(..len).unwrap_or_default());
+        for (start, run) in runs {
+            let covered = start.max(range.start)..(start + run.len() as u64).min(range.end);
+            let (hole, behind) = rest.split_at_mut(index(covered.start - at));
+            if !hole.is_empty() {
+                self.read_stored(file.ino, at, hole)?;
+            }
+            let bytes = &run[index(covered.start - start)..index(covered.end - start)];
+            let (here, behind) = behind.split_at_mut(bytes.len());
+            here.copy_from_slice(bytes);
+            (at, rest) = (covered.end, behind);
+        }
+        if !rest.is_empty() {
+            self.read_stored(file.ino, at, rest)?;
+        }
+        Ok(len)
+    }
+
+    /// The first range of data from `offset` on.
+    pub(crate) fn next_data(&self, file: &BufferedFile, offset: u64) -> Result<Option<Range<u64>>> {
+        let size = file.size();
+        let mut found: Option<Range<u64>> = None;
+        loop {
+            let at = found.as_ref().map_or(offset, |found| found.end);
+            if at >= size {
+                return Ok(found);
+            }
+            // In this order: what leaves memory is on the device before.
+            let in_memory = file.state.read().runs.first_row(&(at..size));
+            let stored = self.stored(file.ino, |content| content.next_data(at))?;
+            let first = [in_memory, stored].into_iter().flatten().min_by_key(|range| range.start);
+            let first = first.map(|range| range.start..range.end.min(size));
+            match (&mut found, first) {
+                (None, Some(first)) if first.start < size => found = Some(first),
+                (Some(found), Some(first)) if first.start == found.end => found.end = first.end,
+                _ => return Ok(found),
+            }
+        }
+    }
+
+    /// Gives the data in `range` to `visit` in parts. Holes are left out.
+    pub(crate) fn visit(
+        &self,
+        file: &BufferedFile,
+        range: Range<u64>,
+        visit: &mut dyn FnMut(u64, &[u8]) -> Result<()>,
+    ) -> Result<()> {
+        let (mut at, mut part) = (range.start, Vec::new());
+        while at < range.end {
+            let next = self.next_data(file, at)?.filter(|data| data.start < range.end);
+            let Some(data) = next else { return Ok(()) };
+            let end = data.end.min(range.end);
+            at = data.start;
+            while at < end {
+                part.resize(index((end - at).min(PART_BYTES)), 0);
+                let count = self.read(file, at, &mut part)?;
+                visit(at, part.get(..count).unwrap_or_default())?;
+                if count == 0 {
+                    return Ok(());
+                }
+                at += count as u64;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,285 @@
+//! Ranges of files that share blocks: clones, deduplication, copies.
+//!
+//! A copy shares whole blocks where both ranges lie alike in their blocks, and copies bytes
+//! elsewhere. Holes stay holes:
+//!
+//! ```text
+//! from    | .ddd | dddd | hole | dddd | dd.. |
+//! to      | .ccc | ssss | hole | ssss | cc.. |     c: copied     s: shared
+//! ```
+
+use std::ops::Range;
+
+use offshoot_vfs::{Dedupe, Errno, Error, FileId, FilePosition, Result, Timestamp};
+use offshoot_xfs_format::FileBlock;
+use offshoot_xfs_format::geometry::XfsLayout;
+use offshoot_xfs_format::inode::XfsInodeFlags;
+
+use super::contents::{LiveContents, index, require_range};
+use super::inodes::LockedFiles;
+use super::{FIXED, XfsLive, ino_of, refuse_flags};
+use crate::file::XfsCloneRange;
+
+/// The most bytes that are compared or copied in one step.
+const PIECE_BYTES: u64 = 1 << 20;
+
+/// The smallest hole that a copy punches into data, in bytes. Zeros take the place of the data
+/// where a hole is smaller.
+const LEAST_PUNCHED: u64 = 64 << 10;
+
+/// Where data of a file begins and ends that a search found.
+type DataRun = Range<u64>;
+
+/// Two ranges of files, which are locked.
+struct LivePair<'l> {
+    live: &'l XfsLive,
+    from: FilePosition,
+    to: FilePosition,
+    from_size: u64,
+    to_size: u64,
+}
+
+impl XfsLive {
+    /// Locks two files, of which that of `to` must have none of the flags `refused`.
+    fn pair(
+        &self,
+        from: FilePosition,
+        to: FilePosition,
+        refused: XfsInodeFlags,
+    ) -> Result<(LockedFiles<'_>, LivePair<'_>)> {
+        let locked = self.inodes.write([from.file, to.file].map(ino_of));
+        let size = |file: FileId| self.contents(file).size();
+        let (from_size, to_size) = (size(from.file)?, size(to.file)?);
+        refuse_flags(&*self.inode(to.file)?, refused)?;
+        Ok((locked, LivePair { live: self, from, to, from_size, to_size }))
+    }
+
+    /// Lets a range share the blocks of another one; 0 bytes mean up to the end of the file.
+    pub(crate) fn clone_range(
+        &self,
+        from: FilePosition,
+        to: FilePosition,
+        len: u64,
+        at: Timestamp,
+    ) -> Result<()> {
+        let _call = self.enter()?;
+        let (_locked, pair) = self.pair(from, to, FIXED)?;
+        pair.require_sharing()?;
+        let rest = pair.from_size.checked_sub(from.offset).filter(|rest| len <= *rest);
+        let rest = rest.ok_or_else(|| pair.wrong("which the file does not have"))?;
+        let len = if len == 0 { rest } else { len };
+        let end = require_range(to.file, to.offset, len)?.end;
+        // As in the kernel, a clone of no bytes succeeds at any offset.
+        if len == 0 {
+            return Ok(());
+        }
+        // The last block may be a part only if neither file has data behind the range.
+        pair.require_blocks(len, len == rest && end >= pair.to_size)?;
+        pair.share(0..len, Some(end))?;
+        self.touch_data(ino_of(to.file), at)?;
+        self.keep_synchronous(&*self.inode(to.file)?)
+    }
+
+    /// Lets two ranges share blocks if their bytes are the same.
+    pub(crate) fn dedupe_range(
+        &self,
+        from: FilePosition,
+        to: FilePosition,
+        len: u64,
+    ) -> Result<Dedupe> {
+        let _call = self.enter()?;
+        let (_locked, pair) = self.pair(from, to, XfsInodeFlags::IMMUTABLE)?;
+        pair.require_sharing()?;
+        if len == 0 {
+            return Ok(Dedupe::Same { len });
+        }
+        let rests = [(pair.from_size, from), (pair.to_size, to)]
+            .map(|(size, at)| size.checked_sub(at.offset));
+        if rests.iter().any(|rest| rest.is_none_or(|rest| rest < len)) {
+            return Err(pair.wrong("which the files do not have"));
+        }
+        let block = self.block_bytes();
+        let len = if rests == [Some(len); 2] { len } else { len / block * block };
+        pair.require_blocks(len, true)?;
+        if len > 0 {
+            if !pair.is_same(len)? {
+                return Ok(Dedupe::Differs);
+            }
+            pair.share(0..len, None)?;
+        }
+        Ok(Dedupe::Same { len })
+    }
+
+    /// Copies at most `len` bytes, and returns how many.
+    pub(crate) fn copy_range(
+        &self,
+        from: FilePosition,
+        to: FilePosition,
+        len: u64,
+        at: Timestamp,
+    ) -> Result<u64> {
+        let _call = self.enter()?;
+        let (_locked, pair) = self.pair(from, to, FIXED)?;
+        let rest = pair.from_size.saturating_sub(from.offset);
+        let len = len.min(rest);
+        let end = require_range(to.file, to.offset, len)?.end;
+        if pair.overlaps(len) {
+            return Err(pair.wrong("which overlap in the file"));
+        }
+        if len == 0 {
+            return Ok(0);
+        }
+        let block = self.block_bytes();
+        let head = from.offset.next_multiple_of(block) - from.offset;
+        let is_whole = len == rest && end >= pair.to_size;
+        let tail = if is_whole { 0 } else { (from.offset + len) % block };
+        let lies_alike = from.offset % block == to.offset % block && pair.require_sharing().is_ok();
+        if lies_alike && head + tail < len {
+            pair.copy(0..head)?;
+            pair.share(head..len - tail, Some(to.offset + len - tail))?;
+            pair.copy(len - tail..len)?;
+        } else {
+            pair.copy(0..len)?;
+        }
+        self.touch_data(ino_of(to.file), at)?;
+        self.keep_synchronous(&*self.inode(to.file)?)?;
+        Ok(len)
+    }
+}
+
+impl<'l> LivePair<'l> {
+    fn contents(&self, place: FilePosition) -> LiveContents<'l> {
+        self.live.contents(place.file)
+    }
+
+    fn wrong(&self, why: &str) -> Error {
+        let Self { from, to, .. } = self;
+        let what = format!(
+            "bytes at {} of {} and at {} of {}, {why}",
+            from.offset, from.file, to.offset, to.file
+        );
+        Error::posix(Errno::INVAL, what)
+    }
+
+    /// `EOPNOTSUPP` on a volume without shared blocks.
+    fn require_sharing(&self) -> Result<()> {
+        let layout = self.live.transactions.geometry().layout;
+        if layout.contains(XfsLayout::SHARED_BLOCKS) {
+            return Ok(());
+        }
+        Err(Error::posix(Errno::OPNOTSUPP, "sharing blocks, on a volume without the feature"))
+    }
+
+    fn overlaps(&self, len: u64) -> bool {
+        self.from.file == self.to.file && self.from.offset.abs_diff(self.to.offset) < len
+    }
+
+    /// `EINVAL` unless both ranges are whole blocks and do not overlap. With `may_be_cut` the last
+    /// block may be a part.
+    fn require_blocks(&self, len: u64, may_be_cut: bool) -> Result<()> {
+        let block = self.live.block_bytes();
+        let is_whole = |at: u64| at.is_multiple_of(block);
+        let are_whole = is_whole(self.from.offset) && is_whole(self.to.offset);
+        if !are_whole || !(is_whole(len) || may_be_cut) {
+            return Err(self.wrong("which are not whole blocks"));
+        }
+        if self.overlaps(len.next_multiple_of(block)) {
+            return Err(self.wrong("which overlap"));
+        }
+        Ok(())
+    }
+
+    /// Shares a range that counts from the start of both, and begins and ends between blocks or
+    /// ends with the file.
+    fn share(&self, range: Range<u64>, size: Option<u64>) -> Result<()> {
+        let block = self.live.block_bytes();
+        let place =
+            |at: FilePosition| (ino_of(at.file), FileBlock((at.offset + range.start) / block));
+        let blocks = (range.end - range.start).div_ceil(block);
+        let clone = XfsCloneRange { from: place(self.from), to: place(self.to), blocks };
+        self.live.file_changes().clone_range(&clone, size)
+    }
+
+    /// Replaces `run`, if it ends before `at`, by the next data of a file. `at` counts from
+    /// `place`. Returns where the data begins, which counts from there too.
+    fn data_from(&self, place: FilePosition, at: u64, run: &mut DataRun) -> Result<u64> {
+        let offset = place.offset + at;
+        if run.end <= offset {
+            let next = self.contents(place).first_data(offset..u64::MAX)?;
+            *run = next.unwrap_or(u64::MAX..u64::MAX);
+        }
+        Ok(run.start.saturating_sub(place.offset).max(at))
+    }
+
+    /// Whether the first `len` bytes of both are the same.
+    fn is_same(&self, len: u64) -> Result<bool> {
+        let (mut source, mut target) = (0..0, 0..0);
+        let mut room = [(); 2].map(|()| vec![0; index(len.min(PIECE_BYTES))]);
+        let mut at = 0;
+        loop {
+            // Common holes are passed over: they may be up to 8 EiB long.
+            let next = self.data_from(self.from, at, &mut source)?;
+            at = next.min(self.data_from(self.to, at, &mut target)?);
+            if at >= len {
+                return Ok(true);
+            }
+            let count = index((len - at).min(PIECE_BYTES));
+            for (place, bytes) in [self.from, self.to].into_iter().zip(&mut room) {
+                bytes.resize(count, 0);
+                self.contents(place).read(place.offset + at, bytes)?;
+            }
+            if room[0] != room[1] {
+                return Ok(false);
+            }
+            at += count as u64;
+        }
+    }
+
+    /// Copies the bytes of a range that counts from the start of both. Holes stay holes, as far as
+    /// they are whole blocks of the target; small ones become zeros where the target has data.
+    fn copy(&self, range: Range<u64>) -> Result<()> {
+        let target = self.contents(self.to);
+        let mut run = 0..0;
+        let mut bytes = vec![0; index((range.end - range.start).min(PIECE_BYTES))];
+        let mut done = range.start;
+        while done < range.end {
+            let start = self.data_from(self.from, done, &mut run)?.min(range.end);
+            self.make_hole(done..start)?;
+            let behind = run.end.saturating_sub(self.from.offset);
+            let end = behind.min(range.end).min(start + PIECE_BYTES).max(start);
+            bytes.resize(index(end - start), 0);
+            if start < end {
+                self.contents(self.from).read(self.from.offset + start, &mut bytes)?;
+                target.write(self.to.offset + start, &bytes)?;
+            }
+            done = end;
+        }
+        let end = self.to.offset + range.end;
+        if !range.is_empty() && target.size()? < end { target.truncate(end) } else { Ok(()) }
+    }
+
+    /// Makes zeros of a part of the target, which counts from its start.
+    fn make_hole(&self, part: Range<u64>) -> Result<()> {
+        if part.is_empty() {
+            return Ok(());
+        }
+        let (target, mut run) = (self.contents(self.to), 0..0);
+        let mut at = self.data_from(self.to, part.start, &mut run)?;
+        if at >= part.end {
+            return Ok(());
+        }
+        if part.end - part.start >= LEAST_PUNCHED {
+            let (start, end) = (self.to.offset + part.start, self.to.offset + part.end);
+            // The block of the end of the file has nothing behind it.
+            let size = target.size()?;
+            let end = if end < size { end } else { size.next_multiple_of(self.live.block_bytes()) };
+            return self.live.file_changes().punch(ino_of(self.to.file), &(start..end.max(start)));
+        }
+        while at < part.end {
+            let end = part.end.min(run.end - self.to.offset);
+            target.write(self.to.offset + at, &vec![0; index(end - at)])?;
+            at = self.data_from(self.to, end, &mut run)?;
+        }
+        Ok(())
+    }
+}

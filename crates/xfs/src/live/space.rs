@@ -1,0 +1,140 @@
+//! Free space, the label, and discards.
+//!
+//! A group is locked while some of its free extents are discarded, so no transaction takes them
+//! meanwhile. What was freed and is not durable is left out: a crash would bring it back.
+
+use std::io::ErrorKind;
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+
+use offshoot_vfs::{Code, Errno, Error, Result, Trimmed};
+use offshoot_xfs_format::superblock::{CRC, XfsSuperblock, XfsSuperblockFields};
+use offshoot_xfs_format::{AgBlock, AgNumber, csum};
+
+use super::XfsLive;
+use crate::buffer::{malformed, sector_at};
+use crate::group;
+use crate::trans::{AgExtent, XfsTransactionKind as Kind};
+
+/// The free extents of a group that are discarded under one lock.
+const MOST_AT_ONCE: usize = 64;
+
+impl XfsLive {
+    /// The free blocks that files may have.
+    pub(crate) fn free_blocks(&self) -> u64 {
+        self.transactions.counters().free_for_files()
+    }
+
+    /// What is durable: another text after each change that was made durable.
+    pub(crate) fn durable_state(&self) -> String {
+        let context = self.transactions.log().durable().0;
+        format!("context {context}, flush {}", self.flushes.load(Ordering::Relaxed))
+    }
+
+    /// The label.
+    pub(crate) fn label(&self) -> Vec<u8> {
+        let label = *self.label.lock();
+        label.split(|byte| *byte == 0).next().unwrap_or_default().to_vec()
+    }
+
+    /// Sets the label, in the copies of the superblock too. The copies are not in the log.
+    pub(crate) fn set_label(&self, label: &[u8]) -> Result<()> {
+        let _call = self.enter()?;
+        let mut proof = *self.transactions.superblock();
+        if !proof.set_label(label) {
+            let what = format!("the label `{}` of XFS", label.escape_ascii());
+            return Err(Error::posix(Errno::INVAL, what));
+        }
+        let mut label = self.label.lock();
+        self.transactions.change_superblock(|fields| fields.fname = proof.fname)?;
+        *label = proof.fname;
+        let groups = 1..self.transactions.geometry().ag_count;
+        groups.map(AgNumber).try_for_each(|ag| self.set_label_of_copy(ag, &proof))
+    }
+
+    fn set_label_of_copy(&self, ag: AgNumber, labelled: &XfsSuperblockFields) -> Result<()> {
+        let (buffers, geometry) = (self.buffers(), self.transactions.geometry());
+        let place = geometry.place(ag, AgBlock(0));
+        let mut sector = sector_at(&**buffers.device(), place.bytes())?;
+        sector.truncate(geometry.sector_size());
+        XfsSuperblock::parse(&sector).map_err(malformed)?;
+        let at = std::mem::offset_of!(XfsSuperblockFields, fname);
+        if let Some(field) = sector.get_mut(at..at + labelled.fname.len()) {
+            field.copy_from_slice(&labelled.fname);
+        }
+        csum::store(&mut sector, CRC);
+        buffers.write(place, &sector)
+    }
+
+    /// Discards the free blocks in a range of the device.
+    pub(crate) fn trim(&self, within: &Range<u64>) -> Result<Trimmed> {
+        let _call = self.enter()?;
+        let mut trimmed = Trimmed::default();
+        for ag in (0..self.transactions.geometry().ag_count).map(AgNumber) {
+            let mut from = 0;
+            while let Some(next) = self.trim_some(ag, from, within, &mut trimmed)? {
+                from = next;
+            }
+        }
+        if trimmed.bytes == 0 && !trimmed.unable.is_empty() {
+            let names: Vec<_> = trimmed.unable.into_iter().collect();
+            let what = format!("discarding on {}", names.join(", "));
+            return Err(Error::unsupported(Code::Discard, what));
+        }
+        Ok(trimmed)
+    }
+
+    /// Discards free extents of a group from block `from` on. Returns where to go on; `None` when
+    /// there are no more.
+    fn trim_some(
+        &self,
+        ag: AgNumber,
+        from: u32,
+        within: &Range<u64>,
+        trimmed: &mut Trimmed,
+    ) -> Result<Option<u32>> {
+        let mut t = self.transactions.begin(Kind::ChangeTimes, 0)?;
+        let free = group::free_extents(&mut t, ag, from, MOST_AT_ONCE)?;
+        let busy = t.busy(ag);
+        for extent in &free {
+            let mut at = extent.start.0;
+            for busy in busy.in_extent(*extent) {
+                self.discard(ag, at..busy.start.0.max(at), within, trimmed)?;
+                at = at.max(busy.end());
+            }
+            self.discard(ag, at..extent.end().max(at), within, trimmed)?;
+        }
+        let is_all = free.len() < MOST_AT_ONCE;
+        Ok(free.last().filter(|_| !is_all).map(|last: &AgExtent| last.end()))
+    }
+
+    fn discard(
+        &self,
+        ag: AgNumber,
+        blocks: Range<u32>,
+        within: &Range<u64>,
+        trimmed: &mut Trimmed,
+    ) -> Result<()> {
+        let geometry = self.transactions.geometry();
+        let place = |block| geometry.place(ag, AgBlock(block)).bytes();
+        // Whole blocks only.
+        let block = self.block_bytes();
+        let start = place(blocks.start).max(within.start.next_multiple_of(block));
+        let end = place(blocks.end).min(within.end / block * block);
+        if start >= end {
+            return Ok(());
+        }
+        let device = self.buffers().device();
+        match device.discard(start, end - start) {
+            Ok(()) => trimmed.bytes += end - start,
+            Err(error) if error.kind() == ErrorKind::Unsupported => {
+                trimmed.unable.insert(device.name().to_owned());
+            }
+            Err(error) => {
+                let what = format!("{}: discarding at {start}", device.name());
+                return Err(Error::io(what, error));
+            }
+        }
+        Ok(())
+    }
+}

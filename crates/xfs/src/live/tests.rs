@@ -1,0 +1,89 @@
+//! What only the room itself sees: the table of inodes, and what a sync writes.
+
+use offshoot_testkit::xfs::disk::XfsDisk;
+use offshoot_testkit::xfs::judges;
+use offshoot_vfs::{EntryPlace, FileId, FileType, NewFile, NewNode, Timestamp};
+use offshoot_xfs_format::Ino;
+
+use super::*;
+use crate::options::XfsOptions;
+use crate::volume;
+
+const AT: Timestamp = Timestamp { secs: 1_700_000_000, nanos: 5 };
+
+fn live(disk: &XfsDisk) -> (Arc<XfsLive>, FileId) {
+    let options = XfsOptions::default();
+    let (opened, log) = volume::open_writable(disk.writable_device(), &options).unwrap();
+    let root = opened.superblock.fields.root().unwrap();
+    let live = open_live(&opened, &log, Arc::new(XfsInodes::new(1 << 20)), None).unwrap();
+    (live, crate::inode::file_id(root))
+}
+
+fn make(live: &XfsLive, dir: FileId, name: &str) -> FileId {
+    let new = NewFile { permissions: 0o644, uid: 0, gid: 0, umask: None, at: AT };
+    let node = NewNode { file_type: FileType::Regular, rdev: (0, 0) };
+    live.mknod(EntryPlace { dir, name: name.as_bytes() }, node, &new).unwrap()
+}
+
+fn disk() -> Option<XfsDisk> {
+    let disk = XfsDisk::create(&judges::require()?, 64);
+    disk.mkfs("--unsupported");
+    Some(disk)
+}
+
+#[test]
+fn only_open_and_nameless_inodes_stay_in_the_table() {
+    let Some(disk) = disk() else { return };
+    let (live, root) = live(&disk);
+    for number in 0..500 {
+        let file = make(&live, root, &number.to_string());
+        live.write(file, 0, b"content", AT).unwrap();
+        live.fsync(file).unwrap();
+        let name = number.to_string();
+        let place = EntryPlace { dir: root, name: name.as_bytes() };
+        if number % 50 == 0 {
+            live.open(file).unwrap();
+        }
+        if number % 3 == 0 {
+            live.unlink(place, AT).unwrap();
+        }
+    }
+    assert_eq!(live.inodes.len(), 10);
+    assert_eq!(live.inodes.nameless().len(), 4, "of 0, 150, 300, 450");
+    live.shut_down().unwrap();
+    disk.assert_checks();
+}
+
+/// A write in place changes only times, which `fdatasync` leaves out.
+#[test]
+fn a_data_sync_of_a_write_in_place_writes_no_record() {
+    let Some(disk) = disk() else { return };
+    let (live, root) = live(&disk);
+    let (file, other) = (make(&live, root, "file"), make(&live, root, "other"));
+    let ino = Ino(file.ino);
+    let durable = || live.transactions.log().durable();
+    // What is known of times is forgotten with a file that is not open.
+    live.open(file).unwrap();
+    live.write(file, 0, &[1; 10_000], AT).unwrap();
+    live.fsync(file).unwrap();
+    let before = durable();
+    for byte in 2..5 {
+        live.write(file, 3, &[byte; 100], AT).unwrap();
+        live.fdatasync(file).unwrap();
+        assert_eq!(durable(), before);
+    }
+    // More than times, in the context of the times.
+    live.set_xattr(file, b"user.a", b"b", offshoot_vfs::XattrMode::Set, AT).unwrap();
+    live.write(file, 3, &[7; 100], AT).unwrap();
+    live.fdatasync(file).unwrap();
+    assert!(durable() > before);
+    // A file that did not change needs nothing of what others did.
+    live.fsync(file).unwrap();
+    let before = durable();
+    live.write(other, 0, b"content", AT).unwrap();
+    live.fsync(file).unwrap();
+    assert_eq!(durable(), before);
+    assert!(live.transactions.last_commit(ino).is_some());
+    live.shut_down().unwrap();
+    disk.assert_checks();
+}
