@@ -17,8 +17,8 @@ use offshoot_device::{BlockDevice, VolumeFormat};
 use offshoot_vfs::escape::Escaped;
 use offshoot_vfs::path::{LastLink, at_path, resolve, resolve_end};
 use offshoot_vfs::{
-    self as vfs, Code, EntryPlace, Errno, Error, FileId, FileSystem, FileSystemMut, Result,
-    Timestamp,
+    self as vfs, Code, EntryPlace, Errno, Error, FileId, FileSystem, FileSystemMut, ReadOnlyFiles,
+    Result, Timestamp,
 };
 use offshoot_xfs::XfsVolume;
 
@@ -50,14 +50,7 @@ pub struct Volume {
 #[derive(Clone)]
 enum VolumeFiles {
     Btrfs(btrfs::Filesystem),
-    Xfs(XfsShare),
-}
-
-/// A volume of XFS, and its files, which refuse changes when it is open for reading.
-#[derive(Clone)]
-struct XfsShare {
-    volume: Arc<XfsVolume>,
-    files: Arc<dyn FileSystemMut>,
+    Xfs(ReadOnlyFiles<XfsVolume>),
 }
 
 impl Deref for VolumeFiles {
@@ -66,7 +59,7 @@ impl Deref for VolumeFiles {
     fn deref(&self) -> &Self::Target {
         match self {
             Self::Btrfs(files) => files,
-            Self::Xfs(share) => &*share.files,
+            Self::Xfs(files) => files,
         }
     }
 }
@@ -127,7 +120,7 @@ impl Volume {
     pub fn file_system(&self) -> Arc<dyn vfs::Volume> {
         match &self.files {
             VolumeFiles::Btrfs(files) => files.volume().clone(),
-            VolumeFiles::Xfs(share) => share.volume.clone(),
+            VolumeFiles::Xfs(files) => files.inner().clone(),
         }
     }
 
@@ -207,16 +200,20 @@ fn open_btrfs(
 }
 
 /// Opens the XFS volume on the only one of `devices`.
-fn open_xfs(mut devices: Vec<Arc<dyn BlockDevice>>, options: &OpenOptions) -> Result<XfsShare> {
+fn open_xfs(
+    mut devices: Vec<Arc<dyn BlockDevice>>,
+    options: &OpenOptions,
+) -> Result<ReadOnlyFiles<XfsVolume>> {
+    if options.is_writable {
+        let what = "writing an XFS volume, which is only read so far";
+        return Err(Error::unsupported(Code::FormatOnlyRead, what));
+    }
     if options.subvolume.is_some() {
         return Err(only_in_btrfs("a subvolume"));
     }
     let device = devices.pop().filter(|_| devices.is_empty());
     let device = device.ok_or_else(|| only_in_btrfs("a further device"))?;
-    let open = if options.is_writable { XfsVolume::open_writable } else { XfsVolume::open };
-    let volume = open(device, &options.for_xfs())?;
-    let files = vfs::Volume::files(volume.clone(), volume.root().dev)?;
-    Ok(XfsShare { volume, files: files.into() })
+    XfsVolume::open(device, &options.for_xfs()).map(ReadOnlyFiles::new)
 }
 
 /// The subvolume whose root is at `path`.
