@@ -77,8 +77,8 @@ mod write;
 mod write_back;
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Weak};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use offshoot_kit::counter::{NonNegativeCounter, WriteStop};
