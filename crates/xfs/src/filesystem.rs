@@ -10,7 +10,7 @@ use offshoot_device::BlockDevice;
 use offshoot_kit::read_ahead::ReadAhead;
 use offshoot_vfs::{
     Attr, DirEntry, Errno, Error, FileFlags, FileId, FileSystem, FileSystemMut, Parent,
-    ReadOnlyFiles, Result, StatFs, Structure, Trimmed, Volume, VolumeVersion,
+    ReadOnlyFiles, Result, StatFs, Structure, Trimmed, Volume, VolumeVersion, missing,
 };
 use offshoot_xfs_format::superblock::XfsSuperblock;
 use offshoot_xfs_format::{AgNumber, Ino, XfsGeometry};
@@ -336,6 +336,25 @@ impl FileSystem for XfsVolume {
 
     fn attr(&self, file: FileId) -> Result<Attr> {
         self.inode(file)?.attr(self.geometry()).map_err(of(file))
+    }
+
+    /// The numbers of inodes are used again. So a name that is still there may be a new one, unless
+    /// the directory stayed the same.
+    fn attr_of_entry(&self, dir: FileId, name: &[u8], file: FileId) -> Result<Attr> {
+        let buffers = &self.volume.buffers;
+        for _ in 0..MOST_TRIES {
+            let moment = buffers.moment(Ino(dir.ino));
+            let found = self.attr(file);
+            let is_missing = found.as_ref().is_err_and(|error| error.errno() == Errno::NOENT);
+            if !is_missing || self.lookup(dir, name)? != file {
+                return found;
+            }
+            if moment.is_some_and(|moment| buffers.is_moment(Ino(dir.ino), moment)) {
+                return Err(missing(name, file).in_file(dir));
+            }
+            thread::yield_now();
+        }
+        Err(Error::posix(Errno::AGAIN, format!("{dir} never stays the same")))
     }
 
     fn flags(&self, file: FileId) -> Result<FileFlags> {

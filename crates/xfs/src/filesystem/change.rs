@@ -41,6 +41,10 @@ impl FileSystem for XfsFiles {
         self.0.attr(file)
     }
 
+    fn attr_of_entry(&self, dir: FileId, name: &[u8], file: FileId) -> Result<Attr> {
+        self.0.attr_of_entry(dir, name, file)
+    }
+
     fn flags(&self, file: FileId) -> Result<FileFlags> {
         self.0.flags(file)
     }
