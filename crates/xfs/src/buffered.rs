@@ -77,8 +77,8 @@ mod write;
 mod write_back;
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Weak};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use offshoot_kit::counter::{NonNegativeCounter, WriteStop};
@@ -107,7 +107,8 @@ const LEAST_OPEN: usize = 64;
 /// How much data is in memory at most, and how long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BufferLimits {
-    /// The bytes of all files. A write may go over it by its last MiB.
+    /// The bytes of all files. A write may go over it by its last MiB. Files that cannot be
+    /// written back may have as much besides.
     pub(crate) bytes: u64,
     /// The age at which data is written back in the background.
     pub(crate) age: Duration,

@@ -28,14 +28,14 @@ const MOST_HINT_BYTES: u64 = 8 << 20;
 const MOST_HINTS: usize = 64;
 
 /// Data that is stored: where in the file, and where on the device.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct DataPiece {
     range: Range<u64>,
     place: u64,
 }
 
 /// The stored data in a range, in order.
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 pub(crate) struct StoredPieces(Vec<DataPiece>);
 
 impl StoredPieces {

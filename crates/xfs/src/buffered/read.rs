@@ -44,7 +44,7 @@ impl XfsBufferedData<'_> {
                 _ => thread::yield_now(),
             }
         }
-        Err(Error::posix(Errno::AGAIN, format!("the extents of inode {ino} never stay the same")))
+        Err(never_the_same(ino))
     }
 
     /// The size on the device.
@@ -55,18 +55,34 @@ impl XfsBufferedData<'_> {
     /// Reads what the device has. Behind its end there, and in holes, it is zeros. The caller has
     /// the lock of the inode, and has seen that nothing of it is in memory.
     ///
-    /// So nothing changes where these bytes lie: a write-back changes only what is in memory. Only
-    /// the blocks of the tree that tell it change, and the data is read once behind that.
+    /// A write-back changes where other bytes lie, and with these the blocks of the tree. So the
+    /// data is read behind the moment of the lookup, and most often once. A write-back moves only
+    /// the block at the old end, if files share it: then another file may give up the old place.
     pub(super) fn read_stored(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<()> {
         let range = offset..offset + buf.len() as u64;
-        let mut ahead = self.read_ahead.next(file_id(ino), &range);
-        let pieces = self.stored(ino, |content| {
-            if let Some(next) = ahead.take() {
-                content.prefetch(next);
+        let (buffers, mut ahead) = (self.buffers(), self.read_ahead.next(file_id(ino), &range));
+        let mut look_up = || {
+            self.stored(ino, |content| {
+                if let Some(next) = ahead.take() {
+                    content.prefetch(next);
+                }
+                content.stored_pieces(range.clone())
+            })
+        };
+        let moment = buffers.moment(ino);
+        let mut pieces = look_up()?;
+        for _ in 0..MOST_TRIES {
+            pieces.read(buffers, offset, buf)?;
+            if moment.is_some_and(|moment| buffers.is_moment(ino, moment)) {
+                return Ok(());
             }
-            content.stored_pieces(range.clone())
-        })?;
-        pieces.read(self.buffers(), offset, buf)
+            let now = look_up()?;
+            if now == pieces {
+                return Ok(());
+            }
+            pieces = now;
+        }
+        Err(never_the_same(ino))
     }
 
     /// Fills `buf` from `offset` on, and returns the number of bytes.
@@ -142,4 +158,8 @@ impl XfsBufferedData<'_> {
         }
         Ok(())
     }
+}
+
+fn never_the_same(ino: Ino) -> Error {
+    Error::posix(Errno::AGAIN, format!("the extents of inode {ino} never stay the same"))
 }

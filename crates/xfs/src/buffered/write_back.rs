@@ -285,7 +285,7 @@ impl XfsBufferedData<'_> {
         // Without an answer, the promise is that of the needs from before.
         if let Ok(needs) = self.needs_of(file, &mut state, std::slice::from_ref(&row.bytes)) {
             state.remove_needs(&(row.bytes.start >> log..row.bytes.end >> log));
-            for (blocks, need) in needs.iter() {
+            for (blocks, need) in &needs {
                 state.add_need(blocks, *need);
             }
         }

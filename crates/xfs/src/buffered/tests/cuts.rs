@@ -23,12 +23,18 @@ fn is_of(found: &[u8], moments: &[&[u8]], block: usize) -> bool {
     let sizes = || moments.iter().map(|bytes| bytes.len());
     let is_size = sizes().min() <= Some(found.len()) && Some(found.len()) <= sizes().max();
     // A moment at which the file ended in front of what was found says nothing about that: a size
-    // without its data would look like it.
-    let has = |bytes: &[u8], (at, here): (usize, &[u8])| {
-        bytes.get(at * block..at * block + here.len()) == Some(here)
+    // without its data would look like it. But a truncation writes the zeros behind its size before
+    // the log has that, so the end of its block may be zeros while the size is that from before.
+    let has = |number: usize, at: usize, here: &[u8]| {
+        let there = moments[number].get(at * block..).unwrap_or_default();
+        let (front, behind) = here.split_at(there.len().min(here.len()));
+        let may_be_cut = || moments[..number].iter().any(|old| old.len() >= found.len());
+        there.starts_with(front)
+            && (behind.is_empty()
+                || !front.is_empty() && behind.iter().all(|byte| *byte == 0) && may_be_cut())
     };
-    is_size
-        && found.chunks(block).enumerate().all(|here| moments.iter().any(|bytes| has(bytes, here)))
+    let is_block = |(at, here)| (0..moments.len()).any(|number| has(number, at, here));
+    is_size && found.chunks(block).enumerate().all(is_block)
 }
 
 /// Copies a device to an image, without its zeros.
@@ -92,7 +98,9 @@ fn cut(options: &str) {
                 snapshots[from..=latest].iter().map(|all| all[number].as_slice()).collect();
             assert!(
                 is_of(found, &moments, block),
-                "{description}: file {number}, from {from} to {latest}"
+                "{description}: file {number}, from {from} to {latest}, {} of {:?} bytes",
+                found.len(),
+                moments.iter().map(|bytes| bytes.len()).collect::<Vec<_>>()
             );
         };
         let [memory] = <[_; 1]>::try_from(state.devices).unwrap();

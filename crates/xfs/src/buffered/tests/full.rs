@@ -109,7 +109,7 @@ fn what_a_full_volume_without_reverse_map_and_shared_blocks_accepts_is_written()
 /// to a hole between them splits one.
 #[test]
 fn what_splits_full_blocks_of_a_tree_has_room() {
-    const EXTENTS: u64 = 6000;
+    const EXTENTS: u64 = 18_000;
     /// The extents in a block of the tree.
     const RECORDS: usize = 59;
     let Some(volume) = BufferedVolume::make(300, "-b size=1024") else { return };
@@ -129,7 +129,8 @@ fn what_splits_full_blocks_of_a_tree_has_room() {
     fill(&engine, &model.files[2], 110);
     let free = || engine.transactions.counters().counts().free_blocks;
     let (before, mut accepted) = (free(), 0);
-    for number in (RECORDS as u64 / 2..EXTENTS).step_by(RECORDS) {
+    // One in three blocks of the tree: its neighbours have no room either.
+    for number in (RECORDS as u64 / 2..EXTENTS).step_by(3 * RECORDS) {
         let at = number * 2048 + 1024;
         match data.write(&model.files[0].buffer, at, &[2; 1024]) {
             Ok(()) => model.files[0].bytes[index(at)..][..1024].fill(2),
@@ -143,7 +144,7 @@ fn what_splits_full_blocks_of_a_tree_has_room() {
     data.write_back_all().unwrap();
     assert_eq!(engine.files.statistics().failures, 0);
     let taken = before - free();
-    assert!(accepted > 30 && taken * 2 > accepted * 3, "{taken} blocks for {accepted}");
+    assert!(accepted > 30 && taken * 4 > accepted * 5, "{taken} blocks for {accepted}");
     data.truncate(&model.files[2].buffer, 0).unwrap();
     volume.assert_unmounts(engine, &model);
 }
