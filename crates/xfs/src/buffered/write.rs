@@ -41,8 +41,8 @@ impl XfsBufferedData<'_> {
     ///
     /// # Errors
     /// `EFBIG` when no file can have them, `EROFS` when writing has ended, `ENOSPC` when too few
-    /// blocks are free, and the errors of write-back when all of the bound is used. The bytes at the
-    /// front may be written then.
+    /// blocks are free, and the errors of write-back when all of the bound is used. The bytes at
+    /// the front may be written then.
     pub(crate) fn write(&self, file: &Arc<BufferedFile>, offset: u64, data: &[u8]) -> Result<()> {
         if data.is_empty() {
             return Ok(());
