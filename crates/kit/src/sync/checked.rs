@@ -130,6 +130,12 @@ impl<T> std::fmt::Debug for RwLock<T> {
     }
 }
 
+impl<G> std::fmt::Debug for Guard<'_, G> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Guard")
+    }
+}
+
 impl<G: Deref> Deref for Guard<'_, G> {
     type Target = G::Target;
 
@@ -156,6 +162,11 @@ impl<T> Mutex<T> {
     #[must_use]
     pub fn lock(&self) -> MutexGuard<'_, T> {
         self.0.write()
+    }
+
+    #[must_use]
+    pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+        self.0.try_write()
     }
 
     #[must_use]
