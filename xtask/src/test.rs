@@ -43,12 +43,13 @@ fn run(tests: &mut Tests) -> Result {
     // Options that switch mechanisms off for benchmarks are not in the program that others get.
     let measured = ["test", "--workspace", "--no-fail-fast", "--features", MEASURED];
     let switches = ["--test", "bench", "--test", "fsync", "--", "--quiet"];
-    tests.run(None, &[&measured[..], &switches[..]].concat())?;
+    tests.run(None, &[&measured[..], &switches[..], &OF_SWITCHES[..]].concat())?;
     if over_ring.is_ok() {
         let over_ring = ("OFFSHOOT_TEST_TRANSPORT", "io_uring");
         // With `--package`, features of dependencies differ, and all engines are built again.
         let mounts = ["test", "--workspace", "--no-fail-fast", "--test", "mount"];
-        tests.run(Some(over_ring), &[&mounts[..], &["--", "--quiet"]].concat())?;
+        let quietly = ["--", "--quiet"];
+        tests.run(Some(over_ring), &[&mounts[..], &quietly, &OF_ONE_TRANSPORT[..]].concat())?;
     }
     // The latches of trees, the spread lock, and contexts of the log of XFS under the model checker
     // shuttle, which needs its own locks.
@@ -59,6 +60,26 @@ fn run(tests: &mut Tests) -> Result {
     println!("everything passed in {} s", started.elapsed().as_secs());
     Ok(())
 }
+
+/// The tests that need the switches. The others of their programs have run without.
+const OF_SWITCHES: [&str; 2] =
+    ["every_mechanism_can_be_switched_off", "a_large_directory_is_measured"];
+
+/// The tests of mounts that choose their transport themselves, or are about no request.
+const OF_ONE_TRANSPORT: [&str; 12] = [
+    "--skip",
+    "power::",
+    "--skip",
+    "transports::",
+    "--skip",
+    "refused::",
+    "--skip",
+    "block::",
+    "--skip",
+    "every_load_is_measured",
+    "--skip",
+    "wrong_options_are",
+];
 
 /// The packages with tests under the model checker.
 const MODELLED: [&str; 6] =
@@ -77,9 +98,7 @@ impl Tests {
         let file = target_dir().join(format!("skipped-{}", std::process::id()));
         let path = file.to_str().ok_or("the path of the target directory is not UTF-8")?;
         std::fs::write(&file, "").map_err(|error| format!("{path}: {error}"))?;
-        let threads = test_threads();
-        let always = [(SKIPPED_FILE, path), ("RUST_TEST_THREADS", &*threads)];
-        let variables: Vec<_> = variable.into_iter().chain(always).collect();
+        let variables: Vec<_> = variable.into_iter().chain([(SKIPPED_FILE, path)]).collect();
         let result = cargo_seen(&variables, args, &mut |piece| self.counts.see(piece));
         let skipped = std::fs::read_to_string(&file);
         let skipped = skipped.map_err(|error| format!("{path}: {error}"))?;
@@ -93,13 +112,6 @@ impl Tests {
     fn sums(&self) -> TestSums {
         self.counts.with_skipped(&self.skipped)
     }
-}
-
-/// How many tests of a program run at a time: two for each core, because many of them wait for the
-/// kernel most of the time. Who sets the variable has chosen another number.
-fn test_threads() -> String {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    std::env::var("RUST_TEST_THREADS").unwrap_or_else(|_| (2 * cores).to_string())
 }
 
 /// Checks format and lints. Another toolchain formats differently and has other lints, so they are
