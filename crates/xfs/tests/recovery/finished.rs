@@ -124,8 +124,12 @@ fn a_damaged_list_of_unlinked_inodes_is_emptied() {
     drop(crashed.disk.mount("rw,noatime", &[]));
 }
 
+/// How many cuts of one recovery are judged.
+const MOST_JUDGED: usize = 40;
+
 /// Our recovery is cut at any of its writes, and goes on from there: ours, and that of the kernel.
-/// The kernel does not mend torn blocks.
+/// The kernel does not mend torn blocks. One state of `stride` is judged, and of a long recovery
+/// [`MOST_JUDGED`].
 #[track_caller]
 pub(crate) fn judge_cuts(crashed: &CrashedVolume, seed: u64, stride: usize) {
     let mut random = Random::new(seed);
@@ -138,6 +142,7 @@ pub(crate) fn judge_cuts(crashed: &CrashedVolume, seed: u64, stride: usize) {
     let plan = CrashPlan { exhaustive_limit: 4, samples_per_epoch: 10, seed, tears: false };
     let states: Vec<_> = device.log().states(&plan).map(Result::unwrap).collect();
     eprintln!("{recovered:?}: {} states", states.len());
+    let stride = stride.max(states.len() / MOST_JUDGED);
     let offset = usize::try_from(random.below(stride as u64)).unwrap();
     let (mut again, by_kernel) = (0, usize::try_from(random.below(6)).unwrap());
     for (number, state) in states.into_iter().skip(offset).step_by(stride).enumerate() {
