@@ -281,8 +281,3 @@ impl<'e> XfsBufferedData<'e> {
         Ok(file)
     }
 }
-
-/// A number of bytes that lie in memory.
-fn index(bytes: u64) -> usize {
-    usize::try_from(bytes).unwrap_or(usize::MAX)
-}

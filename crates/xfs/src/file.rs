@@ -58,6 +58,7 @@ mod write;
 #[cfg(test)]
 mod tests;
 
+use std::fmt::Display;
 use std::ops::Range;
 use std::sync::Arc;
 use std::thread;
@@ -189,6 +190,22 @@ impl<'e> XfsFileChanges<'e> {
         let what = format!("bytes {bytes:?}, where blocks have {}", self.block_bytes());
         Err(Error::posix(Errno::INVAL, what))
     }
+}
+
+/// The `len` bytes from `offset` on of a file, which errors call `name`.
+///
+/// # Errors
+/// `EFBIG` when no file has all of them.
+pub(crate) fn require_bytes(name: impl Display, offset: u64, len: u64) -> Result<Range<u64>> {
+    let end = offset.checked_add(len).filter(|end| *end <= MOST_BYTES);
+    let end =
+        end.ok_or_else(|| Error::posix(Errno::FBIG, format!("{len} bytes at {offset} of {name}")))?;
+    Ok(offset..end)
+}
+
+/// A number of bytes that lie in memory.
+pub(crate) fn index(bytes: u64) -> usize {
+    usize::try_from(bytes).unwrap_or(usize::MAX)
 }
 
 /// Calls `step`, and calls it again while it finds groups locked that it must not wait for. It has

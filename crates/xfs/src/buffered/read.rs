@@ -1,50 +1,31 @@
 //! Reads: what is in memory, over what is on the device.
 
 use std::ops::Range;
-use std::thread;
 
 use offshoot_vfs::{Errno, Error, Result};
 use offshoot_xfs_format::Ino;
 
+use super::XfsBufferedData;
 use super::memory::BufferedFile;
-use super::{XfsBufferedData, index};
+use crate::buffer::MOST_TRIES;
 use crate::data::FileContent;
-use crate::inode::file_id;
-use crate::inode::fork::ForkContents;
+use crate::file::index;
+use crate::inode::{LoadedInode, file_id};
 
 /// The bytes that [`XfsBufferedData::visit`] shows at once.
 const PART_BYTES: u64 = 1 << 20;
 
-/// How often a mapping is looked up that changes all the time.
-const MOST_TRIES: usize = 100_000;
-
 impl XfsBufferedData<'_> {
-    /// Calls `read` with what the device has of a file. While blocks beside are written back it may
-    /// be called again, whatever it found.
-    ///
-    /// # Errors
-    /// `EAGAIN` when commits come one after the other without an end.
+    /// Calls `read` with what the device has of a file, as one commit has left it. It may be called
+    /// again, whatever it found.
     fn stored<T>(
         &self,
         ino: Ino,
         mut read: impl FnMut(&FileContent<'_>) -> Result<T>,
     ) -> Result<T> {
         let buffers = self.buffers();
-        for _ in 0..MOST_TRIES {
-            let moment = buffers.moment(ino);
-            let found = self.inodes.get(buffers, file_id(ino)).and_then(|inode| {
-                // A list of extents is as one commit has left it. The blocks of a tree may not be.
-                let is_whole = matches!(inode.data.contents, ForkContents::Extents(_));
-                Ok((is_whole, read(&FileContent::new(buffers, &inode)?)?))
-            });
-            let is_one_moment = || moment.is_some_and(|moment| buffers.is_moment(ino, moment));
-            match found {
-                Ok((is_whole, found)) if is_whole || is_one_moment() => return Ok(found),
-                Err(error) if is_one_moment() => return Err(error),
-                _ => thread::yield_now(),
-            }
-        }
-        Err(never_the_same(ino))
+        let read = |inode: &LoadedInode| read(&FileContent::new(buffers, inode)?);
+        self.inodes.at_one_moment(buffers, file_id(ino), read)
     }
 
     /// The size on the device.
@@ -82,7 +63,8 @@ impl XfsBufferedData<'_> {
             }
             pieces = now;
         }
-        Err(never_the_same(ino))
+        let what = format!("the extents of inode {ino} never stay the same");
+        Err(Error::posix(Errno::AGAIN, what))
     }
 
     /// Fills `buf` from `offset` on, and returns the number of bytes.
@@ -158,8 +140,4 @@ impl XfsBufferedData<'_> {
         }
         Ok(())
     }
-}
-
-fn never_the_same(ino: Ino) -> Error {
-    Error::posix(Errno::AGAIN, format!("the extents of inode {ino} never stay the same"))
 }

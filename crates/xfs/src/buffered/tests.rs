@@ -20,9 +20,9 @@ use offshoot_vfs::FileSystem;
 use offshoot_xfs_format::geometry::XfsLayout;
 use offshoot_xfs_format::{FileBlock, Ino};
 
-use super::{BufferLimits, BufferedFile, BufferedFiles, XfsBufferedData, index};
+use super::{BufferLimits, BufferedFile, BufferedFiles, XfsBufferedData};
 use crate::defer::IntentIds;
-use crate::file::XfsCloneRange;
+use crate::file::{XfsCloneRange, index};
 use crate::inode::{XfsInodes, file_id};
 use crate::log::XfsLogOptions;
 use crate::test_volumes::engine_with;

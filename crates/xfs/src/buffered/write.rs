@@ -8,8 +8,8 @@ use offshoot_kit::sync::MutexGuard;
 use offshoot_vfs::{Errno, Error, Result};
 
 use super::memory::{BufferedFile, DirtyState};
-use super::{XfsBufferedData, count, index};
-use crate::file::{MOST_BYTES, XfsWriteNeed, XfsWritePlace};
+use super::{XfsBufferedData, count};
+use crate::file::{XfsWriteNeed, XfsWritePlace, index, require_bytes};
 
 /// The most bytes that a write brings to memory at a time. Parts end at multiples of it, so no
 /// block is in two of them.
@@ -47,7 +47,7 @@ impl XfsBufferedData<'_> {
         if data.is_empty() {
             return Ok(());
         }
-        require_bytes(file, offset, data.len())?;
+        require_bytes(format_args!("inode {}", file.ino), offset, data.len() as u64)?;
         self.transactions.log().require_running()?;
         let (mut at, mut rest) = (offset, data);
         while !rest.is_empty() {
@@ -214,7 +214,7 @@ impl XfsBufferedData<'_> {
         if data.is_empty() {
             return Ok(());
         }
-        let bytes = require_bytes(file, offset, data.len())?;
+        let bytes = require_bytes(format_args!("inode {}", file.ino), offset, data.len() as u64)?;
         if self.covered(&bytes) != bytes {
             self.write(file, offset, data)?;
             return self.write_back_range(file, &bytes);
@@ -269,7 +269,7 @@ impl XfsBufferedData<'_> {
     /// # Errors
     /// `EFBIG` when no file can have this size, and those of the change.
     pub(crate) fn truncate(&self, file: &BufferedFile, size: u64) -> Result<()> {
-        require_bytes(file, size, 0)?;
+        require_bytes(format_args!("inode {}", file.ino), size, 0)?;
         let _outgoing = file.outgoing.lock();
         {
             let mut state = file.state.write();
@@ -305,13 +305,4 @@ impl XfsBufferedData<'_> {
         drop(state);
         self.files.open.lock().remove(file);
     }
-}
-
-/// The range of bytes from `offset` on.
-fn require_bytes(file: &BufferedFile, offset: u64, len: usize) -> Result<Range<u64>> {
-    let end = offset.checked_add(len as u64).filter(|end| *end <= MOST_BYTES);
-    let end = end.ok_or_else(|| {
-        Error::posix(Errno::FBIG, format!("{len} bytes at {offset} of inode {}", file.ino))
-    })?;
-    Ok(offset..end)
 }

@@ -15,12 +15,12 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::Instant;
 
 use offshoot_kit::runs::BufferRun;
-use offshoot_vfs::{Error, Result, Structure};
+use offshoot_vfs::Result;
 use offshoot_xfs_format::FsBlock;
 
 use super::memory::BufferedFile;
-use super::{XfsBufferedData, count, index};
-use crate::file::{XfsWriteKind, XfsWritePlace};
+use super::{XfsBufferedData, count};
+use crate::file::{XfsWriteKind, XfsWritePlace, index};
 
 /// The most bytes of a row.
 const ROW_BYTES: u64 = 32 << 20;
@@ -311,11 +311,7 @@ impl XfsBufferedData<'_> {
                 next = FsBlock(next.0 + (piece.len() as u64 >> log));
             }
             rest = rest.get(slices.len()..).unwrap_or_default();
-            let at = self.transactions.geometry().place_of(*first).ok_or_else(|| {
-                let problem = format!("block {first} is not in the volume");
-                Error::corrupt(Structure::ExtentRecord, problem)
-            })?;
-            self.buffers().write_pieces(at, &slices)?;
+            self.buffers().write_pieces(self.changes().device_place(*first)?, &slices)?;
             count(&self.files.counters.device_writes, 1);
             count(&self.files.counters.device_bytes, bytes as u64);
         }

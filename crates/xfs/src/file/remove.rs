@@ -19,7 +19,7 @@ use offshoot_xfs_format::{BasicBlock, FileBlock, FsBlock, Ino};
 
 use super::write::{SpaceFor, require_room_to_map, require_room_to_unmap, shared_range};
 use super::{
-    FORK, MOST_BYTES, MOST_PASSED_OVER, XfsFileChanges, require_extents, require_file, retry,
+    FORK, MOST_BYTES, MOST_PASSED_OVER, XfsFileChanges, index, require_extents, require_file, retry,
 };
 use crate::defer::{DeferredWork, MOST_UNMAPPED};
 use crate::inode::change::{end, mapped, next_mapped, part, unmap_extents};
@@ -189,9 +189,7 @@ impl XfsFileChanges<'_> {
         let buffers = self.transactions.buffers();
         let mut content = vec![0; buffers.geometry().block_size()];
         buffers.read_into(self.device_place(old.start)?.bytes(), &mut content)?;
-        let [first, last] =
-            [bytes.start, bytes.end].map(|byte| usize::try_from(byte).unwrap_or(usize::MAX));
-        if let Some(part) = content.get_mut(first..last) {
+        if let Some(part) = content.get_mut(index(bytes.start)..index(bytes.end)) {
             part.fill(0);
         }
         let places = self.places(ino, at..at + 1, SpaceFor::Removal)?;
@@ -205,7 +203,11 @@ impl XfsFileChanges<'_> {
         self.commit_write(ino, &places, None)
     }
 
-    fn device_place(&self, block: FsBlock) -> Result<BasicBlock> {
+    /// Where a block of a file lies.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] when it is not in the volume.
+    pub(crate) fn device_place(&self, block: FsBlock) -> Result<BasicBlock> {
         self.transactions.geometry().place_of(block).ok_or_else(|| {
             let problem = format!("block {block} is not in the volume");
             Error::corrupt(Structure::ExtentRecord, problem)

@@ -8,9 +8,8 @@ use std::ops::Range;
 use offshoot_vfs::{Errno, Error, Fallocate, FileId, Result, Timestamp};
 use offshoot_xfs_format::inode::XfsInodeFlags;
 
-use super::contents::require_range;
 use super::{XfsLive, ino_of, refuse_flags};
-use crate::file::MOST_BYTES;
+use crate::file::{MOST_BYTES, require_bytes};
 
 impl XfsLive {
     /// Allocates, frees, zeros or moves a range of a file.
@@ -34,7 +33,7 @@ impl XfsLive {
         if len == 0 {
             return Err(Error::posix(Errno::INVAL, format!("no bytes at {offset} of {file}")));
         }
-        let range = require_range(file, offset, len)?;
+        let range = require_bytes(file, offset, len)?;
         self.change_space(file, what, &range)?;
         self.touch_data(ino, at)?;
         self.keep_synchronous(&inode)

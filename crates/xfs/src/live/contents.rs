@@ -13,12 +13,12 @@ use std::io::IoSlice;
 use std::ops::Range;
 use std::sync::Arc;
 
-use offshoot_vfs::{Errno, Error, FileId, Result, Structure, Timestamp};
+use offshoot_vfs::{FileId, Result, Timestamp};
 use offshoot_xfs_format::inode::XfsInodeFlags;
 
 use super::{XfsLive, ino_of, refuse_flags};
 use crate::data::FileContent;
-use crate::file::{MOST_BYTES, XfsWritePlace};
+use crate::file::{XfsWritePlace, index, require_bytes};
 use crate::inode::LoadedInode;
 
 /// The most bytes that a step of a write has, and that are shown at once.
@@ -122,10 +122,7 @@ impl LiveContents<'_> {
     /// Writes what a place gets of `pieces`, which follow each other from byte `start` of the file.
     fn store(&self, place: &XfsWritePlace, start: u64, pieces: &[&[u8]]) -> Result<()> {
         let geometry = self.live.transactions.geometry();
-        let at = geometry.place_of(place.start).ok_or_else(|| {
-            let problem = format!("block {} is not in the volume", place.start);
-            Error::corrupt(Structure::ExtentRecord, problem)
-        })?;
+        let at = self.live.file_changes().device_place(place.start)?;
         let from = (place.at.0 << geometry.block_log) - start;
         let wanted = from..from + (u64::from(place.count) << geometry.block_log);
         let (mut parts, mut begin) = (Vec::with_capacity(pieces.len()), 0);
@@ -146,22 +143,6 @@ impl LiveContents<'_> {
         self.size()?;
         self.live.file_changes().truncate(ino_of(self.file), size)
     }
-}
-
-/// A number of bytes that lie in memory.
-pub(super) fn index(bytes: u64) -> usize {
-    usize::try_from(bytes).unwrap_or(usize::MAX)
-}
-
-/// The range of bytes from `offset` on.
-///
-/// # Errors
-/// `EFBIG` when no file has all of them.
-pub(super) fn require_range(file: FileId, offset: u64, len: u64) -> Result<Range<u64>> {
-    let end = offset.checked_add(len).filter(|end| *end <= MOST_BYTES);
-    let end =
-        end.ok_or_else(|| Error::posix(Errno::FBIG, format!("{len} bytes at {offset} of {file}")))?;
-    Ok(offset..end)
 }
 
 impl XfsLive {
@@ -187,7 +168,7 @@ impl XfsLive {
         if offset != size {
             refuse_flags(&inode, XfsInodeFlags::APPEND)?;
         }
-        require_range(file, offset, data.len() as u64)?;
+        require_bytes(file, offset, data.len() as u64)?;
         if data.is_empty() {
             return Ok(());
         }

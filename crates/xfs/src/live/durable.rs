@@ -10,7 +10,7 @@
 
 use std::sync::atomic::Ordering;
 
-use offshoot_vfs::{Error, FileFlags, FileId, Result, Timestamp};
+use offshoot_vfs::{FileFlags, FileId, Result, Timestamp};
 use offshoot_xfs_format::Ino;
 
 use super::inodes::TimesCommit;
@@ -73,9 +73,8 @@ impl XfsLive {
     }
 
     fn flush_device(&self) -> Result<()> {
-        let device = self.buffers().device();
         self.flushes.fetch_add(1, Ordering::Relaxed);
-        device.flush().map_err(|error| Error::io(format!("flushing {}", device.name()), error))
+        self.buffers().flush()
     }
 
     /// Sets the times of a file whose data has changed, after that. The caller has its lock.

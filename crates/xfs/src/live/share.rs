@@ -15,10 +15,10 @@ use offshoot_xfs_format::FileBlock;
 use offshoot_xfs_format::geometry::XfsLayout;
 use offshoot_xfs_format::inode::XfsInodeFlags;
 
-use super::contents::{LiveContents, index, require_range};
+use super::contents::LiveContents;
 use super::inodes::LockedFiles;
 use super::{FIXED, XfsLive, ino_of, refuse_flags};
-use crate::file::XfsCloneRange;
+use crate::file::{XfsCloneRange, index, require_bytes};
 
 /// The most bytes that are compared or copied in one step.
 const PIECE_BYTES: u64 = 1 << 20;
@@ -68,7 +68,7 @@ impl XfsLive {
         let rest = pair.from_size.checked_sub(from.offset).filter(|rest| len <= *rest);
         let rest = rest.ok_or_else(|| pair.wrong("which the file does not have"))?;
         let len = if len == 0 { rest } else { len };
-        let end = require_range(to.file, to.offset, len)?.end;
+        let end = require_bytes(to.file, to.offset, len)?.end;
         // As in the kernel, a clone of no bytes succeeds at any offset.
         if len == 0 {
             return Ok(());
@@ -122,7 +122,7 @@ impl XfsLive {
         let (_locked, pair) = self.pair(from, to, FIXED)?;
         let rest = pair.from_size.saturating_sub(from.offset);
         let len = len.min(rest);
-        let end = require_range(to.file, to.offset, len)?.end;
+        let end = require_bytes(to.file, to.offset, len)?.end;
         if pair.overlaps(len) {
             return Err(pair.wrong("which overlap in the file"));
         }
