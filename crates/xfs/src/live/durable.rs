@@ -83,10 +83,9 @@ impl XfsLive {
         let core = t.inode(ino)?.core_mut();
         touch(core, at);
         core.mtime = core.time_field(xfs_time(at));
-        // The transaction has the inode, so no commit comes between.
+        // The transaction has the inode, so no other commit, as that of a rename, comes between.
         let before = self.transactions.last_commit(ino);
-        t.commit()?;
-        let Some(commit) = self.transactions.last_commit(ino) else { return Ok(()) };
+        let Some(commit) = t.commit_inode(ino)? else { return Ok(()) };
         let used = self.inodes.get(ino);
         let mut state = used.state.lock();
         // Of times after times, what was before the first of them counts.

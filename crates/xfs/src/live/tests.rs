@@ -1,8 +1,10 @@
 //! What only the room itself sees: the table of inodes, and what a sync writes.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use offshoot_testkit::xfs::disk::XfsDisk;
 use offshoot_testkit::xfs::judges;
-use offshoot_vfs::{EntryPlace, FileId, FileType, NewFile, NewNode, Timestamp};
+use offshoot_vfs::{EntryPlace, FileId, FileType, NewFile, NewNode, Rename, Timestamp};
 use offshoot_xfs_format::Ino;
 
 use super::*;
@@ -84,6 +86,62 @@ fn a_data_sync_of_a_write_in_place_writes_no_record() {
     live.fsync(file).unwrap();
     assert_eq!(durable(), before);
     assert!(live.transactions.last_commit(ino).is_some());
+    live.shut_down().unwrap();
+    disk.assert_checks();
+}
+
+/// A rename commits an inode while another thread sets its times, and takes no lock of its data.
+#[test]
+fn a_data_sync_keeps_a_rename_that_meets_a_write() {
+    let Some(disk) = disk() else { return };
+    let (live, root) = live(&disk);
+    let file = make(&live, root, "0");
+    live.open(file).unwrap();
+    live.write(file, 0, &[1; 4096], AT).unwrap();
+    live.sync().unwrap();
+    let is_ended = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_ended.load(Ordering::Relaxed) {
+                live.touch_data(Ino(file.ino), AT).unwrap();
+            }
+        });
+        let names: Vec<_> = (0..=2000).map(|number: u32| number.to_string()).collect();
+        for pair in names.windows(2) {
+            let [from, to] = [0, 1].map(|at| EntryPlace { dir: root, name: pair[at].as_bytes() });
+            let before = live.transactions.log().durable();
+            live.rename(from, to, Rename::Replace, AT).unwrap();
+            live.fdatasync(file).unwrap();
+            assert!(live.transactions.log().durable() > before);
+        }
+        is_ended.store(true, Ordering::Relaxed);
+    });
+    live.shut_down().unwrap();
+    disk.assert_checks();
+}
+
+/// The number of a file that is freed is that of the next one, which keeps its own state.
+#[test]
+fn a_file_without_a_name_keeps_its_state_while_its_number_is_freed() {
+    let Some(disk) = disk() else { return };
+    let (live, root) = live(&disk);
+    let new = NewFile { permissions: 0o644, uid: 0, gid: 0, umask: None, at: AT };
+    let is_ended = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_ended.load(Ordering::Relaxed) {
+                make(&live, root, "named");
+                live.unlink(EntryPlace { dir: root, name: b"named" }, AT).unwrap();
+            }
+        });
+        for _ in 0..1000 {
+            let file = live.create_unnamed(root, true, &new).unwrap();
+            live.write(file, 0, b"content", AT).unwrap();
+            live.release(file).unwrap();
+        }
+        is_ended.store(true, Ordering::Relaxed);
+    });
+    assert_eq!(live.inodes.len(), 0);
     live.shut_down().unwrap();
     disk.assert_checks();
 }

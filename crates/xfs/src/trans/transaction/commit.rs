@@ -10,6 +10,7 @@ use offshoot_xfs_format::{AgNumber, BasicBlock, Ino};
 use super::{HeldContent, MissedHeaders, XfsTransaction};
 use crate::buffer::{BufferRole, XfsBuffer};
 use crate::log::{LogSequence, LoggedItem};
+use crate::trans::XfsInodeCommit;
 use crate::trans::buffer_item::{BufferChange, LoggedBuffer};
 use crate::trans::inode_item::XfsLoggedInode;
 use crate::trans::made::MadeCluster;
@@ -50,6 +51,13 @@ impl XfsTransaction<'_> {
             }
             _ => Ok(()),
         })
+    }
+
+    /// Commits, and returns this commit of an inode, which the transaction has changed: no other
+    /// one comes before the caller knows it. `None` when the inode is home already.
+    pub(crate) fn commit_inode(mut self, ino: Ino) -> Result<Option<XfsInodeCommit>> {
+        self.commit_changes(&[ino])?;
+        Ok(self.engine.last_commit(ino))
     }
 
     pub(super) fn commit_changes(&mut self, kept: &[Ino]) -> Result<Option<LogSequence>> {
