@@ -40,6 +40,7 @@ use offshoot_xfs_format::XfsGeometry;
 use offshoot_xfs_format::superblock::XfsSuperblock;
 
 use crate::buffer::{XfsBuffers, malformed};
+use crate::names::inactive::UnlinkedLeft;
 use crate::options::XfsOptions;
 use crate::report::{XfsPending, XfsReport, tell};
 use cancel::CancelledBuffers;
@@ -87,7 +88,7 @@ pub struct XfsRecovery {
 }
 
 impl XfsRecovery {
-    fn new(log: &VolumeLog, counts: ReplayCounts, done: CompletedWork) -> Self {
+    fn new(log: &VolumeLog, counts: ReplayCounts, done: &CompletedWork) -> Self {
         let ReplayCounts { transactions, replayed, skipped } = counts;
         Self {
             from: log.ends.tail.to_string(),
@@ -212,9 +213,12 @@ pub(crate) fn to_disk(
     let (_, counts) = replay(device, superblock, log, cancels, options)?;
     log.disk.flush()?;
     let done = complete::complete(device, log, &intents)?;
-    let pending = XfsPending::default();
-    tell(options.reporter.as_ref(), &XfsReport::LogReplayed { is_stored: true, pending });
-    Ok(XfsRecovery::new(log, counts, done))
+    let (reporter, pending) = (options.reporter.as_ref(), XfsPending::default());
+    tell(reporter, &XfsReport::LogReplayed { is_stored: true, pending });
+    for UnlinkedLeft { ino, problem } in &done.left {
+        tell(reporter, &XfsReport::NotFreed { ino: ino.0, problem: problem.clone() });
+    }
+    Ok(XfsRecovery::new(log, counts, &done))
 }
 
 fn replay(

@@ -389,7 +389,7 @@ pub(super) fn require_room_to_map(
 
 /// Proves that the groups of extents have blocks for their trees when a file gives these up. What
 /// it shares stays allocated, so that gives none back.
-pub(super) fn require_room_to_unmap(
+pub(crate) fn require_room_to_unmap(
     t: &mut XfsTransaction<'_>,
     ino: Ino,
     extents: &[XfsExtent],

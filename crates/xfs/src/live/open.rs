@@ -26,7 +26,7 @@ use crate::group;
 use crate::inode::XfsInodes;
 use crate::log::{LogDisk, XfsLog, XfsLogOptions};
 use crate::names::XfsNameState;
-use crate::names::inactive::free_unlinked_lists;
+use crate::names::inactive::{UnlinkedLeft, free_unlinked_lists};
 use crate::recover::{VolumeLog, free_staged};
 use crate::report::{XfsReport, XfsReporter, tell};
 use crate::volume::OpenedXfs;
@@ -47,6 +47,9 @@ pub(crate) fn open_live(
     let freed = free_unlinked_lists(&transactions, &ids)?;
     if freed.cleared_lists > 0 {
         tell(reporter, &XfsReport::UnlinkedListsLost { lists: freed.cleared_lists });
+    }
+    for UnlinkedLeft { ino, problem } in freed.left {
+        tell(reporter, &XfsReport::NotFreed { ino: ino.0, problem });
     }
     free_staged(&transactions, &ids)?;
     Ok(Arc::new(XfsLive {

@@ -4,7 +4,9 @@
 //! Blocks that the log carries, those of attributes and targets, are cancelled when they are freed.
 //! Otherwise the log would write or replay them over what their blocks hold next.
 
-use offshoot_vfs::{Error, Result, Structure};
+use std::collections::BTreeSet;
+
+use offshoot_vfs::{Errno, Error, Result, Structure};
 use offshoot_xfs_format::attr::leaf::XattrLeaf;
 use offshoot_xfs_format::group::{Agi, UNLINKED_LISTS};
 use offshoot_xfs_format::inode::file_type;
@@ -14,6 +16,7 @@ use offshoot_xfs_format::{AgIno, AgNumber, FileBlock, FsBlock, Ino};
 use crate::buffer::{DiskRun, malformed};
 use crate::da::change::ChangedHashFork;
 use crate::defer::{DeferredChain, DeferredWork, IntentIds, MOST_UNMAPPED};
+use crate::file::require_room_to_unmap;
 use crate::group;
 use crate::inode::change::{end, previous_mapped, prove_extent_count, unmap_extents};
 use crate::trans::{ForkName, XfsTransaction, XfsTransactionKind as Kind, XfsTransactions};
@@ -22,26 +25,47 @@ use crate::trans::{ForkName, XfsTransaction, XfsTransactionKind as Kind, XfsTran
 const MOST_CANCELLED: u64 = 64;
 
 /// What became of the lists of unlinked inodes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct FreedUnlinked {
     /// Inodes that were freed.
     pub(crate) inodes: u64,
     /// Lists that were given up, because they could not be walked.
     pub(crate) cleared_lists: u64,
+    /// Inodes that stay in their lists: the trees of a full group had no room for what a removal
+    /// may make of them.
+    pub(crate) left: Vec<UnlinkedLeft>,
+}
+
+/// An inode that stays in its list, and the reason.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct UnlinkedLeft {
+    pub(crate) ino: Ino,
+    pub(crate) problem: String,
 }
 
 /// Why an inode was not freed.
 enum UnlinkedFailure {
     /// The list, or an inode of it, is damaged. Nothing of it is half done.
     Damaged(Error),
+    /// The trees of a group have no room for the next step. Nothing of that is logged, so it can be
+    /// tried again, and others can go on.
+    NoRoom(Error),
     /// All else. What a list needs is not done, so nothing may go on.
     Fatal(Error),
+}
+
+impl UnlinkedFailure {
+    fn into_error(self) -> Error {
+        let (Self::Damaged(error) | Self::NoRoom(error) | Self::Fatal(error)) = self;
+        error
+    }
 }
 
 impl From<Error> for UnlinkedFailure {
     fn from(error: Error) -> Self {
         match error {
             Error::Corrupt(_) => Self::Damaged(error),
+            Error::Posix { errno: Errno::NOSPC | Errno::AGAIN, .. } => Self::NoRoom(error),
             error => Self::Fatal(error),
         }
     }
@@ -54,11 +78,12 @@ pub(crate) fn free_unlinked_inode(
     ino: Ino,
 ) -> Result<()> {
     let freed = UnlinkedInodes { transactions, ids }.free(ino);
-    freed.map_err(|(UnlinkedFailure::Damaged(error) | UnlinkedFailure::Fatal(error))| error)
+    freed.map_err(UnlinkedFailure::into_error)
 }
 
 /// Frees all unlinked inodes of a volume that was just recovered. A list that cannot be walked is
-/// emptied: its inodes are lost until a repair finds them.
+/// emptied: its inodes are lost until a repair finds them. An inode for whose blocks the trees of a
+/// full group have no room stays in its list, for the next opening.
 pub(crate) fn free_unlinked_lists(
     transactions: &XfsTransactions,
     ids: &IntentIds,
@@ -85,19 +110,29 @@ impl<'a> UnlinkedInodes<'a> {
     }
 
     fn free_list(&self, ag: AgNumber, list: usize, freed: &mut FreedUnlinked) -> Result<()> {
+        let (mut last_left, mut all_left) = (None, BTreeSet::new());
         loop {
-            let found = self.first(ag, list).and_then(|ino| match ino {
-                Some(ino) => self.free(ino).map(|()| true),
-                None => Ok(false),
+            let next = self.next(ag, list, last_left);
+            let freed_one = next.and_then(|next| match next {
+                Some(ino) => match self.free(ino) {
+                    Err(UnlinkedFailure::NoRoom(error)) => Ok(Some((ino, Err(error)))),
+                    outcome => outcome.map(|()| Some((ino, Ok(())))),
+                },
+                None => Ok(None),
             });
-            match found {
-                Ok(true) => freed.inodes += 1,
-                Ok(false) => return Ok(()),
-                Err(UnlinkedFailure::Damaged(_)) => {
+            match freed_one {
+                Ok(None) => return Ok(()),
+                Ok(Some((_, Ok(())))) => freed.inodes += 1,
+                Ok(Some((ino, Err(error)))) if all_left.insert(ino) => {
+                    last_left = Some(ino);
+                    freed.left.push(UnlinkedLeft { ino, problem: error.to_string() });
+                }
+                // The second time the list has come round to itself.
+                Ok(Some((_, Err(_)))) | Err(UnlinkedFailure::Damaged(_)) => {
                     freed.cleared_lists += 1;
                     return self.clear_list(ag, list);
                 }
-                Err(UnlinkedFailure::Fatal(error)) => return Err(error),
+                Err(failure) => return Err(failure.into_error()),
             }
         }
     }
@@ -108,20 +143,28 @@ impl<'a> UnlinkedInodes<'a> {
         t.commit().map(drop)
     }
 
-    /// The first inode of a list.
-    fn first(
+    /// The inode of a list behind the last one that stays in it.
+    fn next(
         &self,
         ag: AgNumber,
         list: usize,
+        left: Option<Ino>,
     ) -> std::result::Result<Option<Ino>, UnlinkedFailure> {
         let mut t = self.begin(Kind::ClearUnlinked)?;
-        let first: Option<AgIno> = group::first_unlinked(&mut t, ag, list)?;
+        // The AGI, which comes before the clusters.
+        let first = group::first_unlinked(&mut t, ag, list)?;
+        let next: Option<AgIno> = match left {
+            Some(left) => t.next_unlinked(left)?,
+            None => first,
+        };
         // An inode of another list would be emptied before a walk of its own list fails.
-        if let Some(first) = first.filter(|first| Agi::unlinked_list(*first) != list) {
-            let problem = format!("group {ag}: unlinked inode {first} is in list {list}");
+        let is_in_list =
+            |ino: &AgIno| Agi::unlinked_list(*ino) == list && t.geometry().has_inode(ag, *ino);
+        if let Some(next) = next.filter(|next| !is_in_list(next)) {
+            let problem = format!("group {ag}: unlinked inode {next} is in list {list}");
             return Err(Error::corrupt(Structure::GroupInodes, problem).into());
         }
-        Ok(first.map(|first| t.geometry().ino(ag, first)))
+        Ok(next.map(|next| t.geometry().ino(ag, next)))
     }
 
     fn free(&self, ino: Ino) -> std::result::Result<(), UnlinkedFailure> {
@@ -198,6 +241,9 @@ impl<'a> UnlinkedInodes<'a> {
             let start = if is_whole { 0 } else { cancelled_from(&mut t, ino, fork)? };
             let range = start..MOST_FILE_BLOCKS;
             let step = unmap_extents(&mut t, ino, fork, range, MOST_UNMAPPED)?;
+            if is_data {
+                require_room_to_unmap(&mut t, ino, &step.extents)?;
+            }
             if is_target {
                 // The kernel, which may go on from here, knows no link without a target.
                 let core = t.inode(ino)?.core_mut();

@@ -23,7 +23,7 @@ use std::sync::Arc;
 
 use offshoot_device::BlockDevice;
 use offshoot_kit::counter::WriteStop;
-use offshoot_vfs::{Code, Error, Result};
+use offshoot_vfs::{Code, Errno, Error, Result};
 use offshoot_xfs_format::log::XfsLogItem;
 use offshoot_xfs_format::superblock::XfsSuperblock;
 use offshoot_xfs_format::{AgNumber, Lsn};
@@ -35,7 +35,7 @@ use crate::buffer::{XfsBuffers, malformed};
 use crate::defer::{DeferredChain, DeferredWork, IntentIds, LoggedIntent};
 use crate::group;
 use crate::log::{LogDisk, LoggedItem, XfsLog, XfsLogOptions};
-use crate::names::inactive::free_unlinked_lists;
+use crate::names::inactive::{UnlinkedLeft, free_unlinked_lists};
 use crate::trans::{AgExtent, XfsTransaction, XfsTransactionKind, XfsTransactions};
 
 /// The blocks that a transaction may take for trees that grow.
@@ -45,7 +45,7 @@ const TREE_BLOCKS: u64 = 64;
 const STAGED_AT_ONCE: usize = 64;
 
 /// What was done.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct CompletedWork {
     pub(super) intents: u64,
     /// Inodes that were freed.
@@ -54,6 +54,8 @@ pub(super) struct CompletedWork {
     pub(super) staged: u64,
     /// Lists of unlinked inodes that were given up, because they could not be walked.
     pub(super) cleared_lists: u64,
+    /// Inodes that stay in their lists, because their group is full.
+    pub(super) left: Vec<UnlinkedLeft>,
 }
 
 /// Does what is left to do, and empties the log. Everything that was replayed is durable.
@@ -73,13 +75,14 @@ pub(super) fn complete(
     completion.end_intents(old)?;
     let unlinked = free_unlinked_lists(&transactions, &ids)?;
     (done.inodes, done.cleared_lists) = (unlinked.inodes, unlinked.cleared_lists);
+    done.left = unlinked.left;
     done.staged = free_staged(&transactions, &ids)?;
     transactions.unmount()?;
     Ok(done)
 }
 
 /// Frees the extents that writes to shared blocks had staged. No such write is under way. Returns
-/// how many.
+/// how many. Where the trees of a group have no room for that, its extents stay staged.
 pub(crate) fn free_staged(transactions: &XfsTransactions, ids: &IntentIds) -> Result<u64> {
     let mut count = 0;
     for ag in (0..transactions.geometry().ag_count).map(AgNumber) {
@@ -211,21 +214,28 @@ fn free_staged_in(transactions: &XfsTransactions, ids: &IntentIds, ag: AgNumber)
             return Ok(count);
         }
         for extent in staged {
-            free_staged_extent(transactions, ids, (ag, extent))?;
+            if !free_staged_extent(transactions, ids, (ag, extent))? {
+                return Ok(count);
+            }
             count += 1;
         }
     }
 }
 
+/// Frees an extent. Returns false when the trees of its group have no room for that.
 fn free_staged_extent(
     transactions: &XfsTransactions,
     ids: &IntentIds,
     (ag, extent): (AgNumber, AgExtent),
-) -> Result<()> {
+) -> Result<bool> {
     let mut transaction = begin_truncate(transactions)?;
     let geometry = transaction.geometry();
+    match group::require_tree_room(&mut transaction, &[ag].into()) {
+        Err(error) if error.errno() == Errno::NOSPC => return Ok(false),
+        outcome => outcome?,
+    }
     let blocks = (geometry.fs_block(ag, extent.start), extent.count);
     let mut chain = DeferredChain::new(ids);
     chain.defer(&mut transaction, DeferredWork::unstaged(geometry, blocks, true));
-    chain.finish(transaction, &[])
+    chain.finish(transaction, &[]).map(|()| true)
 }

@@ -1,9 +1,10 @@
 //! Volumes that are full: what needs blocks fails before it changes anything, and removals work.
 
+use std::sync::{Arc, Mutex};
 use std::thread;
 
 use offshoot_testkit::random::{Random, seed_of_run};
-use offshoot_vfs::{Errno, Error, Result};
+use offshoot_vfs::{Errno, Error, Result, Timestamp, Volume};
 use offshoot_xfs_format::geometry::XfsLayout;
 use offshoot_xfs_format::record::XfsOwner;
 use offshoot_xfs_format::{AgNumber, FileBlock, Ino};
@@ -14,7 +15,11 @@ use crate::file::write::XfsWriteKind;
 use crate::file::{FORK, XfsFileChanges};
 use crate::group::{self, ExtentWish, FreedFrom, KeptBlocks, ReverseOwner};
 use crate::inode::change::next_mapped;
+use crate::names::{NamePlace, XfsNameState, XfsNames};
 use crate::trans::{AgExtent, XfsTransactionKind as Kind, XfsTransactions};
+use crate::{XfsOptions, XfsReport, XfsVolume};
+
+const AT: Timestamp = Timestamp { secs: 1_700_000_000, nanos: 5 };
 
 /// Gives a file all blocks, of which it does not use any.
 fn fill(volume: &ModelVolume, engine: &XfsTransactions, file: usize) {
@@ -377,4 +382,52 @@ fn a_clone_between_the_places_and_their_commit_is_found() {
     volume.model.share(changes, (0, 0), (1, 0), 10);
     assert_eq!(changes.commit_write(ino, &places, None).unwrap_err().errno(), Errno::IO);
     volume.assert_unmounts(engine);
+}
+
+/// A removed file shares blocks in a group without free ones. It stays in its list, the volume is
+/// opened for writing, and the file goes when there is room.
+#[test]
+fn a_file_that_a_full_group_keeps_is_freed_later() {
+    let Some(mut volume) = ModelVolume::make(300, "", seed_of_run()) else { return };
+    let engine = engine(&volume.disk);
+    let changes = XfsFileChanges::new(&engine, &volume.ids);
+    volume.model.write(changes, 0, 0..20 * 4096, false);
+    volume.model.share(changes, (0, 0), (1, 0), 20);
+    let ino = volume.model.files[1].ino;
+    let mut t = engine.begin(Kind::ChangeTimes, 0).unwrap();
+    let extent = next_mapped(&mut t, ino, FORK, FileBlock(0)).unwrap().unwrap();
+    let full = engine.geometry().split(extent.start).unwrap().0;
+    drop(t);
+    let state = XfsNameState::default();
+    let names = XfsNames::new(&engine, &volume.ids, &state);
+    let place = NamePlace { dir: engine.superblock().root().unwrap(), name: b"two" };
+    assert_eq!(names.unlink(place, AT).unwrap(), Some(ino));
+    let taken = drain(&engine, full);
+    let refused = names.inactivate(ino).unwrap_err();
+    assert_eq!(refused.errno(), Errno::NOSPC, "{refused}");
+    engine.unmount().unwrap();
+
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let telling = told.clone();
+    let options = XfsOptions {
+        reporter: Some(Arc::new(move |report| telling.lock().unwrap().push(report.clone()))),
+        ..XfsOptions::default()
+    };
+    let opened = XfsVolume::open_writable(volume.disk.writable_device(), &options).unwrap();
+    opened.shut_down().unwrap();
+    drop(opened);
+    let reports = std::mem::take(&mut *told.lock().unwrap());
+    let is_ours = |report: &XfsReport| matches!(report, XfsReport::NotFreed { ino: left, .. } if *left == ino.0);
+    assert!(matches!(&reports[..], [report] if is_ours(report)), "{reports:?}");
+    let engine = crate::test_volumes::engine(&volume.disk);
+    let mut t = engine.begin_step(Kind::Truncate, 0).unwrap();
+    for extent in taken {
+        let owner = ReverseOwner::special(XfsOwner::Inodes);
+        group::free_extent(&mut t, full, extent, FreedFrom::Owner(owner)).unwrap();
+    }
+    t.commit().unwrap();
+    engine.unmount().unwrap();
+    drop(XfsVolume::open_writable(volume.disk.writable_device(), &options).unwrap());
+    assert_eq!(*told.lock().unwrap(), []);
+    volume.disk.assert_checks();
 }
