@@ -61,8 +61,6 @@ mod tests;
 use std::fmt::Display;
 use std::ops::Range;
 use std::sync::Arc;
-use std::thread;
-use std::time::Duration;
 
 use offshoot_vfs::{Code, Errno, Error, Result};
 use offshoot_xfs_format::Ino;
@@ -70,7 +68,8 @@ use offshoot_xfs_format::inode::{XfsInodeFlags, file_type};
 
 use crate::defer::{DeferredChain, DeferredWork, IntentIds};
 use crate::trans::{
-    BlockPromise, ForkName, XfsTransaction, XfsTransactionKind as Kind, XfsTransactions,
+    BlockPromise, ForkName, MissedLocks, XfsTransaction, XfsTransactionKind as Kind,
+    XfsTransactions,
 };
 
 pub(crate) use needs::XfsWriteNeed;
@@ -86,9 +85,6 @@ pub(crate) const MOST_BYTES: u64 = i64::MAX.cast_unsigned();
 /// How often a step begins again because other transactions have locked the groups that it wants.
 const MOST_TRIES: usize = 1000;
 
-/// How long it waits before.
-const PAUSE: Duration = Duration::from_millis(1);
-
 /// The extents that one step passes over at most because nothing is to be done about them.
 const MOST_PASSED_OVER: usize = 1000;
 
@@ -99,16 +95,23 @@ pub(crate) struct XfsFileChanges<'e> {
     ids: &'e IntentIds,
     /// What is promised to the data that is written, if that was done before.
     promise: Option<&'e Arc<BlockPromise>>,
+    /// What the tries of a step have missed before this one.
+    missed: Option<&'e MissedLocks>,
 }
 
 impl<'e> XfsFileChanges<'e> {
     pub(crate) fn new(transactions: &'e XfsTransactions, ids: &'e IntentIds) -> Self {
-        Self { transactions, ids, promise: None }
+        Self { transactions, ids, promise: None, missed: None }
     }
 
     /// The same, with blocks that are promised to the data of a file.
     pub(crate) fn with_promise(self, promise: &'e Arc<BlockPromise>) -> Self {
         Self { promise: Some(promise), ..self }
+    }
+
+    /// Makes a step, and makes it again while it finds groups locked that it must not wait for.
+    fn retry<T>(&self, mut step: impl FnMut(XfsFileChanges<'_>) -> Result<T>) -> Result<T> {
+        retry(self.transactions, |missed| step(XfsFileChanges { missed: Some(missed), ..*self }))
     }
 
     fn block_log(&self) -> u8 {
@@ -138,6 +141,7 @@ impl<'e> XfsFileChanges<'e> {
     /// Begins a step that changes a file, and locks its inode.
     fn begin(&self, kind: Kind, ino: Ino) -> Result<XfsTransaction<'e>> {
         let mut t = self.transactions.begin(kind, 0)?;
+        t.try_again(self.missed);
         if let Some(promise) = self.promise {
             t.borrow_from(promise);
         }
@@ -208,16 +212,21 @@ pub(crate) fn index(bytes: u64) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)
 }
 
-/// Calls `step`, and calls it again while it finds groups locked that it must not wait for. It has
-/// committed nothing then: a chain that fails ends all writing.
-pub(crate) fn retry<T>(mut step: impl FnMut() -> Result<T>) -> Result<T> {
+/// Calls `step`, and calls it again while it finds groups locked that it must not wait for, or the
+/// last blocks of one claimed. It has committed nothing then: a chain that fails ends all writing.
+/// It makes its transaction a try that waits first for what those before have missed.
+pub(crate) fn retry<T>(
+    transactions: &XfsTransactions,
+    mut step: impl FnMut(&MissedLocks) -> Result<T>,
+) -> Result<T> {
+    let missed = MissedLocks::default();
     for _ in 1..MOST_TRIES {
-        match step() {
-            Err(Error::Posix { errno: Errno::AGAIN, .. }) => thread::sleep(PAUSE),
+        match step(&missed) {
+            Err(Error::Posix { errno: Errno::AGAIN, .. }) => transactions.wait_for_missed(&missed),
             outcome => return outcome,
         }
     }
-    step()
+    step(&missed)
 }
 
 /// Locks an inode, and proves that its data can be changed here.

@@ -81,7 +81,7 @@ use offshoot_xfs_format::dir::file_type;
 use crate::defer::IntentIds;
 use crate::dir::change::{XfsEntryTarget, find_name};
 use crate::file::retry;
-use crate::trans::{XfsTransaction, XfsTransactionKind as Kind, XfsTransactions};
+use crate::trans::{MissedLocks, XfsTransaction, XfsTransactionKind as Kind, XfsTransactions};
 pub(crate) use fill::XfsNewKind;
 use locks::{InodeLocks, LockedInodes};
 
@@ -121,6 +121,8 @@ pub(crate) struct XfsNames<'e> {
     transactions: &'e XfsTransactions,
     ids: &'e IntentIds,
     state: &'e XfsNameState,
+    /// What the tries of a change have missed before this one.
+    missed: Option<&'e MissedLocks>,
 }
 
 impl<'e> XfsNames<'e> {
@@ -129,7 +131,12 @@ impl<'e> XfsNames<'e> {
         ids: &'e IntentIds,
         state: &'e XfsNameState,
     ) -> Self {
-        Self { transactions, ids, state }
+        Self { transactions, ids, state, missed: None }
+    }
+
+    /// Makes a change, and makes it again while it finds groups locked that it must not wait for.
+    fn retry<T>(&self, mut change: impl FnMut(XfsNames<'_>) -> Result<T>) -> Result<T> {
+        retry(self.transactions, |missed| change(XfsNames { missed: Some(missed), ..*self }))
     }
 
     /// Locks inodes against all changes of names. The caller has no such lock.
@@ -155,7 +162,9 @@ impl<'e> XfsNames<'e> {
     }
 
     fn inactivate_locked(&self, ino: Ino) -> Result<()> {
-        retry(|| inactive::free_unlinked_inode(self.transactions, self.ids, ino))
+        retry(self.transactions, |missed| {
+            inactive::free_unlinked_inode(self.transactions, self.ids, ino, missed)
+        })
     }
 }
 

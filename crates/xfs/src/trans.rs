@@ -19,8 +19,10 @@
 //! |---|---|
 //! | `transaction`, `inode` | one transaction, and the inodes that it changes |
 //! | `buffer_item`, `runs`, `inode_item`, `made` | what the log carries, and how it goes home |
+//! | `missed` | groups that an operation waits for when it begins again |
 //! | `shared`, `locks` | the tables of these, and the locks by place and by number |
 //! | `busy`, `counters` | extents whose change is not durable; the counters of the superblock |
+//! | `tree_rooms` | free blocks of groups that chains may still need for trees |
 //! | `unlinked` | which inode is in front of which in the lists of unlinked ones |
 //! | `promise` | free blocks that are promised to data before a transaction takes them |
 //! | `reservation`, `log_sizes`, `levels` | how much log space each kind takes |
@@ -35,11 +37,13 @@ mod levels;
 mod locks;
 mod log_sizes;
 mod made;
+mod missed;
 mod promise;
 mod reservation;
 mod runs;
 mod shared;
 mod transaction;
+mod tree_rooms;
 mod unlinked;
 
 #[cfg(test)]
@@ -47,6 +51,8 @@ mod tests;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
 
 use offshoot_kit::counter::WriteStop;
 use offshoot_vfs::{Error, Result, Structure};
@@ -66,6 +72,7 @@ pub(crate) use inode_item::XfsInodeCommit;
 pub(crate) use levels::MostTreeLevels;
 pub(crate) use locks::KeyLocks;
 pub(crate) use log_sizes::{DIRECTORY_BLOCKS, HASH_BLOCKS, ReservationSizes};
+pub(crate) use missed::MissedLocks;
 pub(crate) use promise::BlockPromise;
 pub(crate) use reservation::{
     LogReservations, MOST_TARGET_BLOCKS, QUOTAS, XfsLogReservation, XfsTransactionKind,
@@ -77,6 +84,11 @@ use unlinked::UnlinkedOrder;
 
 use crate::buffer::{BufferRole, DiskRun, XfsBuffers};
 use crate::log::{LogSequence, XfsLog};
+
+/// How long an operation waits before it begins again: when it has missed no lock that it did not
+/// know, and when other chains may need the last blocks of a group.
+const SHORT_PAUSE: Duration = Duration::from_millis(1);
+const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 
 /// Everything that transactions of a volume need.
 #[derive(Debug)]
@@ -215,6 +227,17 @@ impl XfsTransactions {
         let ticket = self.log.reserve(bytes, u32::try_from(count).unwrap_or(1))?;
         self.counters.promise(blocks, claim)?;
         Ok(XfsTransaction::new(self, ticket, blocks, claim))
+    }
+
+    /// Waits before an operation begins again that has missed these locks. Its next transaction
+    /// waits for the locks themselves.
+    pub(crate) fn wait_for_missed(&self, missed: &MissedLocks) {
+        let has_new = missed.take_new();
+        match missed.take_crowded() {
+            Some(ag) => self.counters.tree_rooms().wait(ag, LONGEST_PAUSE),
+            None if has_new => {}
+            None => thread::sleep(SHORT_PAUSE),
+        }
     }
 
     /// Ends all writing: work whose intents are in the log cannot be done, so only a recovery may

@@ -22,7 +22,7 @@ use offshoot_xfs_format::inode::XfsInodeFlags;
 use offshoot_xfs_format::record::{MOST_EXTENT_BLOCKS, MOST_FILE_BLOCKS, XfsExtent};
 use offshoot_xfs_format::{AgBlock, AgNumber, FileBlock, FsBlock, Ino};
 
-use super::{FORK, MOST_PASSED_OVER, XfsFileChanges, require_extents, retry};
+use super::{FORK, MOST_PASSED_OVER, XfsFileChanges, require_extents};
 use crate::defer::DeferredWork;
 use crate::group::{ExtentWish, ReverseOwner, allocate_first};
 use crate::inode::change::{end, map_extent, next_mapped, previous_mapped};
@@ -40,7 +40,7 @@ impl XfsFileChanges<'_> {
         self.require_blocks(ino, &blocks)?;
         let mut at = blocks.start;
         while at < blocks.end {
-            at = retry(|| self.allocate_step(ino, at..blocks.end))?;
+            at = self.retry(|changes| changes.allocate_step(ino, at..blocks.end))?;
         }
         Ok(())
     }

@@ -6,7 +6,7 @@ use offshoot_vfs::Result;
 use offshoot_xfs_format::{FileBlock, Ino};
 
 use super::write::shared_range;
-use super::{FORK, XfsFileChanges, retry};
+use super::{FORK, XfsFileChanges};
 use crate::inode::change::{end, next_mapped, part};
 use crate::trans::XfsTransactionKind as Kind;
 
@@ -34,8 +34,8 @@ pub(crate) struct XfsNeedyFront {
 impl XfsFileChanges<'_> {
     /// What a write to the front of a range of blocks takes.
     pub(crate) fn write_need(&self, ino: Ino, blocks: &Range<u64>) -> Result<XfsNeedyFront> {
-        retry(|| {
-            let mut t = self.begin(Kind::ChangeTimes, ino)?;
+        self.retry(|changes| {
+            let mut t = changes.begin(Kind::ChangeTimes, ino)?;
             let extents = t.inode(ino)?.extent_count(FORK);
             let front = |end, need| XfsNeedyFront { need, end, extents };
             let found = next_mapped(&mut t, ino, FORK, FileBlock(blocks.start))?;

@@ -19,7 +19,7 @@ use offshoot_xfs_format::{BasicBlock, FileBlock, FsBlock, Ino};
 
 use super::write::{SpaceFor, require_room_to_map, require_room_to_unmap, shared_range};
 use super::{
-    FORK, MOST_BYTES, MOST_PASSED_OVER, XfsFileChanges, index, require_extents, require_file, retry,
+    FORK, MOST_BYTES, MOST_PASSED_OVER, XfsFileChanges, index, require_extents, require_file,
 };
 use crate::defer::{DeferredWork, MOST_UNMAPPED};
 use crate::inode::change::{end, mapped, next_mapped, part, unmap_extents};
@@ -53,7 +53,7 @@ impl XfsFileChanges<'_> {
             self.zero_in_block(ino, size >> self.block_log(), inside..self.block_bytes())?;
         }
         let blocks = size.div_ceil(self.block_bytes())..MOST_FILE_BLOCKS;
-        while !retry(|| self.truncate_step(ino, size, blocks.clone()))? {}
+        while !self.retry(|changes| changes.truncate_step(ino, size, blocks.clone()))? {}
         Ok(())
     }
 
@@ -70,6 +70,7 @@ impl XfsFileChanges<'_> {
     /// Sets the size, and unmaps the last extents behind it. Returns whether none is left.
     fn truncate_step(&self, ino: Ino, size: u64, blocks: Range<u64>) -> Result<bool> {
         let mut t = self.transactions.begin_step(Kind::Truncate, 0)?;
+        t.try_again(self.missed);
         require_file(&mut t, ino)?;
         if t.inode(ino)?.core().size.get() != size {
             t.inode(ino)?.core_mut().size = size.into();
@@ -97,9 +98,9 @@ impl XfsFileChanges<'_> {
     pub(super) fn unmap_blocks(&self, ino: Ino, blocks: Range<u64>) -> Result<()> {
         let mut is_done = blocks.is_empty();
         while !is_done {
-            is_done = retry(|| {
-                let t = self.begin(Kind::Truncate, ino)?;
-                self.unmap_step(t, ino, blocks.clone())
+            is_done = self.retry(|changes| {
+                let t = changes.begin(Kind::Truncate, ino)?;
+                changes.unmap_step(t, ino, blocks.clone())
             })?;
         }
         Ok(())
@@ -135,7 +136,7 @@ impl XfsFileChanges<'_> {
         let blocks = self.zero_edges(ino, &bytes)?;
         let mut at = blocks.start;
         while at < blocks.end {
-            at = retry(|| self.clear_step(ino, at..blocks.end))?;
+            at = self.retry(|changes| changes.clear_step(ino, at..blocks.end))?;
         }
         Ok(())
     }

@@ -12,9 +12,7 @@ use offshoot_xfs_format::record::XfsExtent;
 use offshoot_xfs_format::{FileBlock, Ino};
 
 use super::write::{in_group, map_in_place, require_room_to_map, require_room_to_unmap};
-use super::{
-    FORK, MOST_PASSED_OVER, XfsFileChanges, raise_size, require_extents, require_file, retry,
-};
+use super::{FORK, MOST_PASSED_OVER, XfsFileChanges, raise_size, require_extents, require_file};
 use crate::defer::{DeferredWork, MOST_UNMAPPED};
 use crate::group::require_room_to_share;
 use crate::inode::change::{ForkPiece, piece_at, unmap_extents};
@@ -72,7 +70,7 @@ impl XfsFileChanges<'_> {
         }
         let mut rest = *range;
         while rest.blocks > 0 {
-            let done = retry(|| self.clone_step(&rest))?;
+            let done = self.retry(|changes| changes.clone_step(&rest))?;
             rest = rest.behind(done);
         }
         match size {
@@ -88,6 +86,7 @@ impl XfsFileChanges<'_> {
     /// Shares the front of a range. Returns how many blocks of it are done.
     fn clone_step(&self, range: &XfsCloneRange) -> Result<u64> {
         let mut t = self.transactions.begin(Kind::Truncate, 0)?;
+        t.try_again(self.missed);
         for ino in range.inodes() {
             require_file(&mut t, ino)?;
         }

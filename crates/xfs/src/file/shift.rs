@@ -18,7 +18,7 @@ use offshoot_xfs_format::record::{MOST_FILE_BLOCKS, XfsExtent};
 use offshoot_xfs_format::{FileBlock, Ino};
 
 use super::write::require_room_to_map;
-use super::{FORK, MOST_BYTES, XfsFileChanges, require_extents, retry};
+use super::{FORK, MOST_BYTES, XfsFileChanges, require_extents};
 use crate::defer::DeferredWork;
 use crate::inode::change::{end, move_extent, next_mapped, previous_mapped, split_extent};
 use crate::trans::{XfsTransaction, XfsTransactionKind as Kind};
@@ -34,7 +34,7 @@ impl XfsFileChanges<'_> {
         }
         self.unmap_blocks(ino, blocks.clone())?;
         let mut at = blocks.end;
-        while let Some(next) = retry(|| self.move_to_front(ino, &blocks, at))? {
+        while let Some(next) = self.retry(|changes| changes.move_to_front(ino, &blocks, at))? {
             at = next;
         }
         self.set_size(ino, size - (bytes.end - bytes.start))
@@ -67,7 +67,7 @@ impl XfsFileChanges<'_> {
         // Before anything moves behind the old size, where no reader sees it.
         self.truncate(ino, new_size)?;
         let mut behind = MOST_FILE_BLOCKS;
-        while let Some(next) = retry(|| self.move_to_back(ino, &blocks, behind))? {
+        while let Some(next) = self.retry(|changes| changes.move_to_back(ino, &blocks, behind))? {
             behind = next;
         }
         Ok(())
@@ -76,8 +76,8 @@ impl XfsFileChanges<'_> {
     /// Proves that the last extent can move, and makes two of the one that the range cuts.
     fn make_room(&self, ino: Ino, blocks: &Range<u64>) -> Result<()> {
         let len = blocks.end - blocks.start;
-        retry(|| {
-            let mut t = self.begin(Kind::Write, ino)?;
+        self.retry(|changes| {
+            let mut t = changes.begin(Kind::Write, ino)?;
             require_extents(&mut t, ino, 1)?;
             let last = previous_mapped(&mut t, ino, FORK, FileBlock(MOST_FILE_BLOCKS))?;
             if last.is_some_and(|last| end(&last).saturating_add(len) > MOST_FILE_BLOCKS) {
@@ -86,7 +86,7 @@ impl XfsFileChanges<'_> {
             t.promise(self.tree_blocks())?;
             let tree_blocks = split_extent(&mut t, ino, FORK, FileBlock(blocks.start))?;
             let work = DeferredWork::of_tree_blocks(ino, FORK, &tree_blocks).collect();
-            self.finish(t, work, &[ino])
+            changes.finish(t, work, &[ino])
         })
     }
 

@@ -9,7 +9,7 @@ use offshoot_xfs_format::log::items::{XfsCountExtent, XfsCountOp, XfsReverseOp};
 use offshoot_xfs_format::record::{XfsExtent, XfsOwner};
 use offshoot_xfs_format::{AgBlock, AgNumber, FileBlock, FsBlock, Ino};
 
-use super::{FORK, XfsFileChanges, raise_size, require_extents, retry};
+use super::{FORK, XfsFileChanges, raise_size, require_extents};
 use crate::defer::DeferredWork;
 use crate::group::{ReverseOwner, require_tree_room, shared_part};
 use crate::inode::change::{ForkPiece, end, map_extent, next_mapped, part, piece_at, replace_part};
@@ -86,7 +86,7 @@ impl XfsFileChanges<'_> {
         self.require_blocks(ino, &blocks)?;
         let (mut places, mut at) = (Vec::new(), blocks.start);
         while at < blocks.end {
-            match retry(|| self.next_place(ino, at..blocks.end, space)) {
+            match self.retry(|changes| changes.next_place(ino, at..blocks.end, space)) {
                 Ok(place) => {
                     // With a hint, the first ones may end in front of the range.
                     if place.end() > at {
@@ -156,6 +156,7 @@ impl XfsFileChanges<'_> {
         let near = t.geometry().split(old.start);
         let owner = ReverseOwner::special(XfsOwner::Staging);
         let found = self.find_blocks(&mut t, ino, most, (near, false), owner)?;
+        require_room_to_stage(&mut t, found.0)?;
         let work = DeferredWork::Count(XfsCountExtent::new(XfsCountOp::Stage, found));
         self.finish(t, vec![work], &[ino])?;
         let (start, count) = found;
@@ -200,8 +201,12 @@ impl XfsFileChanges<'_> {
             let size = size.filter(|_| left.len() == 1);
             let (done, is_set) = match place.kind {
                 XfsWriteKind::InPlace => (self.prove_in_place(ino, &place)?, false),
-                XfsWriteKind::Unwritten => retry(|| self.make_written(ino, &place, size))?,
-                XfsWriteKind::Staged => retry(|| self.remap_step(ino, &place, size))?,
+                XfsWriteKind::Unwritten => {
+                    self.retry(|changes| changes.make_written(ino, &place, size))?
+                }
+                XfsWriteKind::Staged => {
+                    self.retry(|changes| changes.remap_step(ino, &place, size))?
+                }
             };
             is_size_set = is_set;
             left.pop();
@@ -240,12 +245,15 @@ impl XfsFileChanges<'_> {
     /// The first one.
     pub(crate) fn abandon_write(&self, places: &[XfsWritePlace]) -> Result<()> {
         let staged = places.iter().filter(|place| place.kind == XfsWriteKind::Staged);
-        staged.map(|place| self.abandon(place)).fold(Ok(()), Result::and)
+        let all = staged.map(|place| self.retry(|changes| changes.abandon(place)));
+        all.fold(Ok(()), Result::and)
     }
 
     fn abandon(&self, staged: &XfsWritePlace) -> Result<()> {
-        let t = self.transactions.begin_step(Kind::Truncate, 0)?;
+        let mut t = self.transactions.begin_step(Kind::Truncate, 0)?;
+        t.try_again(self.missed);
         let blocks = (staged.start, staged.count);
+        require_room_to_stage(&mut t, staged.start)?;
         let work = DeferredWork::unstaged(self.transactions.geometry(), blocks, true);
         self.finish(t, work, &[])
     }
@@ -387,6 +395,13 @@ pub(super) fn require_room_to_map(
     require_tree_room(t, &[ag].into())
 }
 
+/// Proves that the group of staged blocks has blocks for its reference counts, which say that they
+/// are staged.
+fn require_room_to_stage(t: &mut XfsTransaction<'_>, start: FsBlock) -> Result<()> {
+    let Some((ag, _)) = t.geometry().split(start) else { return Ok(()) };
+    require_tree_room(t, &[ag].into())
+}
+
 /// Proves that the groups of extents have blocks for their trees when a file gives these up. What
 /// it shares stays allocated, so that gives none back.
 pub(crate) fn require_room_to_unmap(
@@ -415,7 +430,7 @@ pub(super) fn in_group(
 }
 
 /// The first blocks in a row of an extent of a file that other files have too, as blocks of the
-/// file. Locks the AGF of a file that may share blocks.
+/// file. Those of a file whose inode is locked get no more owners, and may lose some at any time.
 pub(super) fn shared_range(
     t: &mut XfsTransaction<'_>,
     ino: Ino,
@@ -425,7 +440,10 @@ pub(super) fn shared_range(
         return Ok(None);
     }
     let (ag, start) = in_group(t, ino, extent)?;
+    let before = t.held_buffers();
     let shared = shared_part(t, ag, AgExtent { start, count: extent.count })?;
+    // So that the transaction may wait for any group next.
+    t.release_unchanged(&before);
     Ok(shared.map(|shared| {
         let first = extent.offset.0 + u64::from(shared.start.0.saturating_sub(start.0));
         first..first + u64::from(shared.count)

@@ -239,8 +239,12 @@ pub(super) fn room(t: &mut XfsTransaction<'_>, ag: AgNumber, wish: &ExtentWish) 
 
 fn room_in(t: &XfsTransaction<'_>, agf: &Agf, ag: AgNumber, wish: &ExtentWish) -> u64 {
     let kept = held_back::kept(t, agf, ag, wish.kept);
-    let free = u64::from(agf.freeblks.get());
-    free.saturating_sub(u64::from(to_fill(t, agf)) + kept + wish.left)
+    free_beside_list(t, agf).saturating_sub(kept + wish.left)
+}
+
+/// The free blocks of a group, less what its free list needs.
+pub(super) fn free_beside_list(t: &XfsTransaction<'_>, agf: &Agf) -> u64 {
+    u64::from(agf.freeblks.get()).saturating_sub(to_fill(t, agf).into())
 }
 
 /// Whether a group whose AGF is this may have an extent for a wish.

@@ -1,6 +1,6 @@
 //! The headers of a group, as a transaction reads and changes them.
 
-use offshoot_vfs::{Errno, Error, Result, Structure};
+use offshoot_vfs::{Error, Result, Structure};
 use offshoot_xfs_format::group::{Agf, Agfl, AgflHeader, Agi};
 use offshoot_xfs_format::ids::BASIC_BLOCK;
 use offshoot_xfs_format::{AgNumber, BasicBlock};
@@ -29,14 +29,7 @@ pub(super) fn lock_in_order(t: &mut XfsTransaction<'_>, role: BufferRole) -> Res
         BufferRole::FreeSpace(ag) => agf_run(t, ag),
         _ => return Ok(()),
     };
-    if t.may_wait_for(role) {
-        return t.read(run, role).map(drop);
-    }
-    if t.try_hold(run, role)? {
-        return Ok(());
-    }
-    let what = format!("{role:?} is locked, and waiting for it may never end");
-    Err(Error::posix(Errno::AGAIN, what))
+    t.read(run, role).map(drop)
 }
 
 /// The AGF of a group. Locks it.

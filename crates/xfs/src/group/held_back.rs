@@ -17,9 +17,9 @@ use offshoot_xfs_format::geometry::XfsLayout;
 use offshoot_xfs_format::group::Agf;
 use offshoot_xfs_format::record::CHUNK_INODES;
 use offshoot_xfs_format::superblock::XfsSuperblockFields;
-use offshoot_xfs_format::{AgBlock, AgNumber, XfsGeometry};
+use offshoot_xfs_format::{AgBlock, AgNumber, U32, XfsGeometry};
 
-use super::allocate::{ExtentWish, KeptBlocks, room};
+use super::allocate::{KeptBlocks, free_beside_list};
 use super::headers::{agf, lock_in_order};
 use super::{in_agf, in_agi};
 use crate::btree::XfsTreeRoot;
@@ -115,24 +115,28 @@ pub(super) fn kept(t: &XfsTransaction<'_>, agf: &Agf, ag: AgNumber, which: KeptB
     let geometry = t.geometry();
     let reverse = of_reverse_map(geometry, agf, ag);
     match which {
-        KeptBlocks::None => 0,
-        KeptBlocks::OfReverseMap => reverse.rest(),
+        KeptBlocks::None => t.room_of_others(ag),
+        KeptBlocks::OfReverseMap => reverse.rest().max(t.room_of_others(ag)),
         KeptBlocks::All => {
             // A reverse map may be larger than what is held back for it, when many blocks are
             // shared. A chain has a few even then.
-            let least = reverse.reserved.min(tree_room(t));
+            let least = reverse.reserved.min(tree_room(t, agf));
             let others = of_other_trees(geometry, agf, ag, t.free_inode_tree(ag));
             let kept = reverse.rest().max(least) + others.rest();
             // Those that chains are on their way to.
-            kept.max(t.engine().counters().tree_room(ag))
+            kept.max(t.engine().counters().tree_rooms().claimed(ag))
         }
     }
 }
 
-/// The blocks that one step of a chain may need for the trees of a group.
-fn tree_room(t: &XfsTransaction<'_>) -> u64 {
-    let levels = t.engine().most_levels();
-    2 * (levels.reverse + levels.counts)
+/// The blocks that a step of a chain may need for the trees of a group: two blocks may be split in
+/// each level, and in one more. In a group with a reverse map of two levels and one level of
+/// reference counts these are 10.
+pub(super) fn tree_room(t: &XfsTransaction<'_>, agf: &Agf) -> u64 {
+    let most = t.engine().most_levels();
+    let grown = |levels: u32, most: u64| (u64::from(levels) + 1).min(most);
+    let [_, _, reverse] = agf.levels.map(U32::get);
+    2 * (grown(reverse, most.reverse) + grown(agf.refcount_level.get(), most.counts))
 }
 
 /// Proves that the trees of groups can grow in the later steps of a chain, for which their blocks
@@ -163,10 +167,9 @@ fn require_room(t: &mut XfsTransaction<'_>, ag: AgNumber, parts: u64) -> Result<
     lock_in_order(t, BufferRole::FreeSpace(ag))?;
     let (agf, geometry) = (agf(t, ag)?, t.geometry());
     let all = of_other_trees(geometry, &agf, ag, 0) + of_reverse_map(geometry, &agf, ag);
-    let needed = tree_room(t).max(all.reserved.checked_div(parts).unwrap_or(0));
-    let wish = ExtentWish { kept: KeptBlocks::None, ..ExtentWish::blocks(1) };
-    let free = room(t, ag, &wish)?;
-    let errno = match t.claim_tree_room(ag, tree_room(t), free) {
+    let needed = tree_room(t, &agf).max(all.reserved.checked_div(parts).unwrap_or(0));
+    let free = free_beside_list(t, &agf);
+    let errno = match t.claim_tree_room(ag, tree_room(t, &agf), free) {
         _ if free < needed => Some(Errno::NOSPC),
         true => None,
         false => Some(Errno::AGAIN),

@@ -306,10 +306,10 @@ fn two_chains_do_not_rely_on_the_same_blocks() {
     let disk = XfsDisk::create(&judges, 600);
     disk.mkfs("");
     let engine = engine(&disk);
-    let (ag, levels) = (AgNumber(0), engine.most_levels());
-    let needed = u32::try_from(2 * (levels.reverse + levels.counts)).unwrap();
+    let ag = AgNumber(0);
     let mut t = engine.begin_step(Kind::Truncate, 0).unwrap();
     let agf = headers::agf(&mut t, ag).unwrap();
+    let needed = u32::try_from(held_back::tree_room(&t, &agf)).unwrap();
     let all = agf.freeblks.get() - needed * 3 / 2;
     let wish = ExtentWish { least: 1, kept: KeptBlocks::None, ..ExtentWish::blocks(all) };
     let mut taken = 0;

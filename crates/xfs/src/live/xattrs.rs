@@ -136,8 +136,9 @@ impl XfsLive {
         if is_kept_out {
             self.names().make_way_for_attributes(ino, at)?;
         }
-        retry(|| {
-            let t = self.begin_xattr(len)?;
+        retry(&self.transactions, |missed| {
+            let mut t = self.begin_xattr(len)?;
+            t.try_again(Some(missed));
             change_xattr_with(t, &self.ids, change.clone(), |core| {
                 with(core);
                 touch(core, at);

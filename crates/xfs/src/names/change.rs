@@ -81,7 +81,7 @@ impl<'e> XfsNames<'e> {
             SpaceNeed::IfTaken => !has_parents,
             SpaceNeed::Removal => true,
         };
-        let t = match self.transactions.begin_chain(kind, blocks) {
+        let mut t = match self.transactions.begin_chain(kind, blocks) {
             Err(error) if may_go_on && is_full(&error) => {
                 let mut t = self.transactions.begin_chain(kind, 0)?;
                 if need == SpaceNeed::Removal {
@@ -91,6 +91,7 @@ impl<'e> XfsNames<'e> {
             }
             begun => begun?,
         };
+        t.try_again(self.missed);
         let (work, touched, held) = (Vec::new(), BTreeMap::new(), Vec::new());
         let names = *self;
         let mut change = NameTransaction {

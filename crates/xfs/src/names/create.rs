@@ -14,7 +14,6 @@ use super::{NamePlace, XfsNames, XfsNewKind};
 use crate::attr::change::{OwnedXattr, XattrChange};
 use crate::defer::change_xattr;
 use crate::dir::change::{add_name, check_name, most_blocks_to_add};
-use crate::file::retry;
 use crate::group;
 use crate::trans::{HASH_BLOCKS, XfsTransactionKind as Kind};
 
@@ -41,7 +40,7 @@ impl XfsNames<'_> {
         check_name(place.name)?;
         kind.check()?;
         let _locked = self.lock([place.dir])?;
-        match retry(|| self.create_at_once(place, kind, new))? {
+        match self.retry(|names| names.create_at_once(place, kind, new))? {
             CreateOutcome::Made(ino) => Ok(ino),
             CreateOutcome::NeedsSteps(lists) => self.create_in_steps(place, kind, new, &lists),
         }
@@ -88,10 +87,11 @@ impl XfsNames<'_> {
         new: &NewFile,
         inherited: &InheritedLists,
     ) -> Result<Ino> {
-        let ino = retry(|| self.make_unnamed(place.dir, kind, new, inherited.permissions, &[]))?;
+        let ino = self
+            .retry(|names| names.make_unnamed(place.dir, kind, new, inherited.permissions, &[]))?;
         let named = self
             .set_long_lists(ino, &inherited.lists)
-            .and_then(|()| retry(|| self.name_new(place, (ino, kind), new)));
+            .and_then(|()| self.retry(|names| names.name_new(place, (ino, kind), new)));
         named.map(|()| ino).map_err(|error| self.given_up(ino, error))
     }
 
@@ -103,8 +103,9 @@ impl XfsNames<'_> {
             4 * (list.value.len() as u64 >> log) + HASH_BLOCKS + 2 * engine.most_levels().attributes
         };
         lists.iter().try_for_each(|list| {
-            retry(|| {
-                let t = engine.begin(Kind::ChangeAttribute, blocks(list))?;
+            self.retry(|names| {
+                let mut t = engine.begin(Kind::ChangeAttribute, blocks(list))?;
+                t.try_again(names.missed);
                 change_xattr(t, self.ids, XattrChange::set(ino, list.clone()))
             })
         })
@@ -170,7 +171,8 @@ impl XfsNames<'_> {
         let fits = inherited.fit_in_inode(self.transactions.geometry());
         let (short, long) =
             if fits { (&inherited.lists[..], &[][..]) } else { (&[][..], &inherited.lists[..]) };
-        let ino = retry(|| self.make_unnamed(dir, kind, new, inherited.permissions, short))?;
+        let ino =
+            self.retry(|names| names.make_unnamed(dir, kind, new, inherited.permissions, short))?;
         self.set_long_lists(ino, long).map(|()| ino).map_err(|error| self.given_up(ino, error))
     }
 

@@ -19,7 +19,9 @@ use crate::defer::{DeferredChain, DeferredWork, IntentIds, MOST_UNMAPPED};
 use crate::file::require_room_to_unmap;
 use crate::group;
 use crate::inode::change::{end, previous_mapped, prove_extent_count, unmap_extents};
-use crate::trans::{ForkName, XfsTransaction, XfsTransactionKind as Kind, XfsTransactions};
+use crate::trans::{
+    ForkName, MissedLocks, XfsTransaction, XfsTransactionKind as Kind, XfsTransactions,
+};
 
 /// The blocks of attributes that a step frees: each is cancelled by itself.
 const MOST_CANCELLED: u64 = 64;
@@ -76,8 +78,9 @@ pub(crate) fn free_unlinked_inode(
     transactions: &XfsTransactions,
     ids: &IntentIds,
     ino: Ino,
+    missed: &MissedLocks,
 ) -> Result<()> {
-    let freed = UnlinkedInodes { transactions, ids }.free(ino);
+    let freed = UnlinkedInodes { transactions, ids, missed: Some(missed) }.free(ino);
     freed.map_err(UnlinkedFailure::into_error)
 }
 
@@ -88,7 +91,7 @@ pub(crate) fn free_unlinked_lists(
     transactions: &XfsTransactions,
     ids: &IntentIds,
 ) -> Result<FreedUnlinked> {
-    let inodes = UnlinkedInodes { transactions, ids };
+    let inodes = UnlinkedInodes { transactions, ids, missed: None };
     let mut freed = FreedUnlinked::default();
     for ag in (0..transactions.geometry().ag_count).map(AgNumber) {
         for list in group::unlinked_lists(transactions.buffers(), ag)? {
@@ -101,12 +104,16 @@ pub(crate) fn free_unlinked_lists(
 struct UnlinkedInodes<'a> {
     transactions: &'a XfsTransactions,
     ids: &'a IntentIds,
+    /// What the tries before have missed.
+    missed: Option<&'a MissedLocks>,
 }
 
 impl<'a> UnlinkedInodes<'a> {
     /// Begins a transaction that frees more than it takes.
     fn begin(&self, kind: Kind) -> Result<XfsTransaction<'a>> {
-        self.transactions.begin_step(kind, 0)
+        let mut t = self.transactions.begin_step(kind, 0)?;
+        t.try_again(self.missed);
+        Ok(t)
     }
 
     fn free_list(&self, ag: AgNumber, list: usize, freed: &mut FreedUnlinked) -> Result<()> {

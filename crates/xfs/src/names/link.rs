@@ -8,7 +8,6 @@ use offshoot_xfs_format::inode::file_type;
 use super::change::{SpaceNeed, Touched, parent_blocks};
 use super::{NamePlace, XfsNames};
 use crate::dir::change::{add_name, check_name, most_blocks_to_add};
-use crate::file::retry;
 use crate::group;
 use crate::trans::XfsTransactionKind as Kind;
 
@@ -40,7 +39,7 @@ impl XfsNames<'_> {
     ) -> Result<()> {
         check_name(place.name)?;
         let _locked = self.lock([place.dir, ino])?;
-        retry(|| self.link_once(ino, place, at, may_be_unnamed))
+        self.retry(|names| names.link_once(ino, place, at, may_be_unnamed))
     }
 
     fn link_once(

@@ -8,7 +8,6 @@ use super::{NameOutcome, NamePlace, XfsNames, is_directory, until_done};
 use crate::dir::change::{
     XfsEntryTarget, check_name, is_empty, most_blocks_to_remove, remove_name, set_parent,
 };
-use crate::file::retry;
 use crate::group;
 use crate::trans::XfsTransactionKind as Kind;
 
@@ -49,7 +48,7 @@ impl XfsNames<'_> {
                 (false, true) => Errno::NOTDIR,
                 _ => {
                     let _locked = self.lock([place.dir, target.0])?;
-                    return retry(|| self.remove_once(place, target, at));
+                    return self.retry(|names| names.remove_once(place, target, at));
                 }
             };
             Err(place.error(errno))

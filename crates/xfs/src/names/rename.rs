@@ -9,7 +9,6 @@ use crate::dir::change::{
     XfsEntryTarget, add_name, check_name, most_blocks_to_add, most_blocks_to_remove, remove_name,
     replace_name, set_parent,
 };
-use crate::file::retry;
 use crate::group;
 use crate::trans::XfsTransactionKind as Kind;
 
@@ -95,10 +94,10 @@ impl XfsNames<'_> {
             }
             self.require_not_above(plan)?;
         }
-        let Some(new) = how.whiteout() else { return retry(|| self.rename_once(plan)) };
+        let Some(new) = how.whiteout() else { return self.retry(|names| names.rename_once(plan)) };
         let whiteout = self.make_unnamed_with_lists(plan.from.dir, WHITEOUT, &new)?;
         let plan = RenamePlan { whiteout: Some(whiteout), ..*plan };
-        match retry(|| self.rename_once(&plan)) {
+        match self.retry(|names| names.rename_once(&plan)) {
             Ok(NameOutcome::Moved) => self.inactivate_locked(whiteout).map(|()| NameOutcome::Moved),
             outcome => outcome.map_err(|error| self.given_up(whiteout, error)),
         }

@@ -13,7 +13,6 @@ use super::change::{NameTransaction, SpaceNeed};
 use crate::buffer::{BufferRole, DiskRun, damaged_at};
 use crate::defer::DeferredWork;
 use crate::dir::change::{most_blocks_to_add, move_to_block};
-use crate::file::retry;
 use crate::group::{ExtentWish, ReverseOwner, allocate_anywhere};
 use crate::inode::change::{map_extent, mapped};
 use crate::trans::{
@@ -37,8 +36,8 @@ impl XfsNames<'_> {
         let _locked = self.lock([ino])?;
         let engine = self.transactions;
         let blocks = target_blocks(engine) + most_blocks_to_add(engine);
-        retry(|| {
-            let mut change = self.begin(Kind::Symlink, (SpaceNeed::Always, blocks), &[ino], at)?;
+        self.retry(|names| {
+            let mut change = names.begin(Kind::Symlink, (SpaceNeed::Always, blocks), &[ino], at)?;
             let inode = change.t.inode(ino)?;
             let Some(ChangedFork::Local(target)) = inode.fork(ForkName::Data) else {
                 return Ok(());

@@ -1,13 +1,14 @@
 //! The counters of the superblock. They live in memory while the volume is written, and go to the
 //! superblock at its end.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use offshoot_kit::counter::{WriteStop, below_zero};
 use offshoot_kit::sync::Mutex;
 use offshoot_vfs::{Errno, Error, Result};
 use offshoot_xfs_format::AgNumber;
+
+use super::tree_rooms::TreeRooms;
 
 /// What the superblock counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -70,6 +71,7 @@ const RESERVED_PART: u64 = 20;
 #[derive(Debug)]
 pub(crate) struct VolumeCounters {
     state: Mutex<CountersState>,
+    tree_rooms: TreeRooms,
     stop: Arc<WriteStop>,
 }
 
@@ -86,8 +88,6 @@ struct CountersState {
     /// The blocks of the tree of free inodes of each group. Not all volumes have a header that
     /// counts them.
     free_inode_trees: Vec<u64>,
-    /// The blocks of groups that chains may still need for trees that grow, and are held back.
-    tree_rooms: HashMap<AgNumber, u64>,
 }
 
 impl CountersState {
@@ -107,10 +107,9 @@ impl VolumeCounters {
     pub(crate) fn new(start: SpaceAtStart, blocks: u64, stop: &Arc<WriteStop>) -> Self {
         let SpaceAtStart { counts, held_back, free_inode_trees } = start;
         let reserve = (blocks / RESERVED_PART).min(MOST_RESERVED);
-        let tree_rooms = HashMap::new();
-        let state =
-            CountersState { counts, promised: 0, held_back, reserve, free_inode_trees, tree_rooms };
-        Self { state: Mutex::new(state), stop: stop.clone() }
+        let state = CountersState { counts, promised: 0, held_back, reserve, free_inode_trees };
+        let tree_rooms = TreeRooms::default();
+        Self { state: Mutex::new(state), tree_rooms, stop: stop.clone() }
     }
 
     /// The counters now.
@@ -147,29 +146,9 @@ impl VolumeCounters {
         self.state.lock().free_inode_trees.get(index).copied().unwrap_or(0)
     }
 
-    /// The blocks of a group that chains may still need for its trees.
-    pub(crate) fn tree_room(&self, ag: AgNumber) -> u64 {
-        self.state.lock().tree_rooms.get(&ag).copied().unwrap_or(0)
-    }
-
-    /// Lets a chain need so many blocks of a group with `free` ones, if those of other chains leave
-    /// it so many. Returns whether they do.
-    pub(super) fn claim_tree_room(&self, ag: AgNumber, blocks: u64, free: u64) -> bool {
-        let mut state = self.state.lock();
-        let claimed = state.tree_rooms.entry(ag).or_default();
-        let is_there = claimed.saturating_add(blocks) <= free;
-        if is_there {
-            *claimed += blocks;
-        }
-        is_there
-    }
-
-    /// Ends a claim.
-    pub(super) fn release_tree_room(&self, ag: AgNumber, blocks: u64) {
-        let mut state = self.state.lock();
-        if let Some(claimed) = state.tree_rooms.get_mut(&ag) {
-            *claimed = claimed.saturating_sub(blocks);
-        }
+    /// The blocks of groups that chains may still need for trees that grow, and are held back.
+    pub(crate) fn tree_rooms(&self) -> &TreeRooms {
+        &self.tree_rooms
     }
 
     /// Promises free blocks to a transaction.

@@ -1,12 +1,12 @@
 //! One transaction: what it holds and changes.
 
 mod commit;
+mod hold;
 mod space;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
 
 use offshoot_vfs::{Error, Result, Structure};
 use offshoot_xfs_format::inode::INODE_CRC;
@@ -19,16 +19,13 @@ use super::counters::{CountChanges, SpaceClaim};
 use super::inode::XfsChangedInode;
 use super::inode_item::NEXT_UNLINKED;
 use super::made::MadeChunk;
+use super::missed::{HeadersInOrder, MissedHeaders, MissedLocks};
 use super::promise::BlockPromise;
 use super::runs::BufferRuns;
-use super::shared::BufferHolder;
 use super::{XfsTransactions, misused};
 use crate::buffer::{BufferRole, DiskRun, XfsBuffer};
 use crate::log::{LogSequence, LogTicket, LoggedItem};
 pub(crate) use space::BusyBlocks;
-
-/// How long a transaction waits for a buffer that another one has, and should not have.
-const LONGEST_WAIT: Duration = Duration::from_secs(4);
 
 /// A buffer that a transaction has locked.
 #[derive(Debug)]
@@ -72,19 +69,13 @@ pub(crate) struct XfsTransaction<'e> {
     /// What a file has lost by it, and another place has.
     given_up: Vec<(AgNumber, AgExtent)>,
     missed: MissedHeaders,
+    /// The headers that it waits for before it has any, and who is told what it has missed.
+    first: HeadersInOrder,
+    told: Option<&'e MissedLocks>,
     /// The blocks that trees of groups may need in later steps.
     tree_rooms: BTreeMap<AgNumber, u64>,
     /// What it knows of the order of unlinked inodes, and others do not yet.
     unlinked: BTreeMap<Ino, Option<Ino>>,
-}
-
-/// Headers of groups that a transaction wanted in the wrong order, and that others had locked.
-#[derive(Debug, Default)]
-struct MissedHeaders {
-    /// In the order in which they are locked.
-    headers: BTreeMap<(u32, u8), (DiskRun, BufferRole)>,
-    /// Whether the transaction has waited for all of them.
-    were_held: bool,
 }
 
 impl<'e> XfsTransaction<'e> {
@@ -107,74 +98,10 @@ impl<'e> XfsTransaction<'e> {
             freed: Vec::new(),
             given_up: Vec::new(),
             missed: MissedHeaders::default(),
+            first: HeadersInOrder::new(),
+            told: None,
             tree_rooms: BTreeMap::new(),
             unlinked: BTreeMap::new(),
-        }
-    }
-
-    /// Whether it may wait for the AGI or the AGF of a group: it has none that comes behind.
-    pub(crate) fn may_wait_for(&self, role: BufferRole) -> bool {
-        let held = self.buffers.values().filter_map(|held| group_order(held.role)).max();
-        held <= group_order(role)
-    }
-
-    /// Locks the AGI or the AGF of a group, unless another transaction has it. Returns whether it
-    /// is locked.
-    pub(crate) fn try_hold(&mut self, run: DiskRun, role: BufferRole) -> Result<bool> {
-        let locks = &self.engine.shared.buffer_locks;
-        let is_locked = self.buffers.contains_key(&run.at)
-            || locks.try_lock(run.at, BufferHolder::Transaction(role));
-        if is_locked {
-            self.hold_locked(run.into(), role)?;
-        } else if let Some(order) = group_order(role) {
-            self.missed.headers.insert(order, (run, role));
-            self.missed.were_held = false;
-        }
-        Ok(is_locked)
-    }
-
-    /// Waits for all headers that the transaction has missed since its last commit, in the order in
-    /// which transactions lock them. It has none now. Returns false if it has not missed any since
-    /// it waited last.
-    pub(crate) fn hold_missed(&mut self) -> Result<bool> {
-        if self.missed.headers.is_empty() || self.missed.were_held {
-            return Ok(false);
-        }
-        self.missed.were_held = true;
-        let headers: Vec<_> = self.missed.headers.values().copied().collect();
-        headers.into_iter().try_for_each(|(run, role)| self.hold(run.into(), role))?;
-        Ok(true)
-    }
-
-    /// Whether it has the buffer at a place locked.
-    pub(crate) fn holds(&self, place: BasicBlock) -> bool {
-        self.buffers.contains_key(&place)
-    }
-
-    /// The places of the buffers that it has locked.
-    pub(crate) fn held_buffers(&self) -> BTreeSet<BasicBlock> {
-        self.buffers.keys().copied().collect()
-    }
-
-    /// Releases the buffers that it has locked since it had those of `before`, if it has changed
-    /// none of them.
-    pub(crate) fn release_unchanged(&mut self, before: &BTreeSet<BasicBlock>) {
-        let is_new = |place: &BasicBlock| !before.contains(place);
-        let has_changed = self.buffers.iter().any(|(place, held)| {
-            is_new(place) && !matches!(held.content, HeldContent::Committed(_))
-        });
-        if has_changed {
-            return;
-        }
-        let locks = &self.engine.shared.buffer_locks;
-        for is_header in [false, true] {
-            self.buffers.retain(|place, held| {
-                let is_released = is_new(place) && held.role.is_header() == is_header;
-                if is_released {
-                    locks.unlock(*place);
-                }
-                !is_released
-            });
         }
     }
 
@@ -369,52 +296,6 @@ impl<'e> XfsTransaction<'e> {
         self.others.push(item);
     }
 
-    /// Locks a buffer, and reads it unless the transaction has it.
-    fn hold(&mut self, runs: BufferRuns, role: BufferRole) -> Result<()> {
-        let at = runs.at();
-        if let Some(held) = self.buffers.get(&at) {
-            if held.role == role && held.runs == runs {
-                return Ok(());
-            }
-            let problem = format!("block {at} is {:?} and {role:?}", held.role);
-            return Err(Error::corrupt(Structure::BtreeBlock, problem));
-        }
-        self.lock_buffer(at, role)?;
-        self.hold_locked(runs, role)
-    }
-
-    /// Locks a place. What lies below the lock of an inode or of a group is free, or the thread
-    /// that writes home has it, for as long as the device needs. A transaction has it only if the
-    /// volume is damaged and another structure has the place too. That one may want a block of this
-    /// one, so this one gives up after a while.
-    fn lock_buffer(&self, at: BasicBlock, role: BufferRole) -> Result<()> {
-        let locks = &self.engine.shared.buffer_locks;
-        let holder = BufferHolder::Transaction(role);
-        if role.is_header() {
-            return locks.lock(at, holder);
-        }
-        let is_legal = |holder: &BufferHolder| *holder == BufferHolder::WriteHome;
-        locks.lock_within(at, holder, LONGEST_WAIT, is_legal).map_err(|holder| {
-            let problem = format!("block {at} is {role:?}, and {holder:?} does not release it");
-            Error::corrupt(Structure::BtreeBlock, problem)
-        })
-    }
-
-    /// Reads a buffer that is locked, unless the transaction has it.
-    fn hold_locked(&mut self, runs: BufferRuns, role: BufferRole) -> Result<()> {
-        let at = runs.at();
-        if self.buffers.contains_key(&at) {
-            return Ok(());
-        }
-        let shared = &self.engine.shared;
-        let buffer = shared.buffers.read(&runs, role).inspect_err(|_| {
-            shared.buffer_locks.unlock(at);
-        })?;
-        let content = HeldContent::Committed(buffer);
-        self.buffers.insert(at, HeldBuffer { runs, role, content, is_made: false });
-        Ok(())
-    }
-
     /// Commits: others see the changes, and the log has them. They are durable after a force of the
     /// log up to the sequence; `None` when nothing was changed.
     pub(crate) fn commit(mut self) -> Result<Option<LogSequence>> {
@@ -467,26 +348,20 @@ impl<'e> XfsTransaction<'e> {
     }
 }
 
-/// The place of an AGI or AGF in the order in which transactions lock them.
-fn group_order(role: BufferRole) -> Option<(u32, u8)> {
-    match role {
-        BufferRole::Inodes(ag) => Some((ag.0, 0)),
-        BufferRole::FreeSpace(ag) => Some((ag.0, 1)),
-        _ => None,
-    }
-}
-
 /// Undoes everything that was not committed: nobody has seen it.
 impl Drop for XfsTransaction<'_> {
     fn drop(&mut self) {
         self.unlock_all_but(&[]);
+        if let Some(told) = self.told {
+            told.add(&self.missed);
+        }
         let counters = &self.engine.counters;
         match &self.lender {
             Some(lender) => lender.take_back(self.promised),
             None => counters.release(self.promised),
         }
         for (ag, blocks) in &self.tree_rooms {
-            counters.release_tree_room(*ag, *blocks);
+            counters.tree_rooms().release(*ag, *blocks);
         }
     }
 }

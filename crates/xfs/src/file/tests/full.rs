@@ -1,7 +1,9 @@
 //! Volumes that are full: what needs blocks fails before it changes anything, and removals work.
 
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
+use std::time::Duration;
 
 use offshoot_testkit::random::{Random, seed_of_run};
 use offshoot_vfs::{Errno, Error, Result, Timestamp, Volume};
@@ -12,7 +14,7 @@ use offshoot_xfs_format::{AgNumber, FileBlock, Ino};
 use super::{ModelVolume, assert_nothing_is_staged, engine, index, store};
 use crate::file::share::XfsCloneRange;
 use crate::file::write::XfsWriteKind;
-use crate::file::{FORK, XfsFileChanges};
+use crate::file::{FORK, XfsFileChanges, retry};
 use crate::group::{self, ExtentWish, FreedFrom, KeptBlocks, ReverseOwner};
 use crate::inode::change::next_mapped;
 use crate::names::{NamePlace, XfsNameState, XfsNames};
@@ -430,4 +432,49 @@ fn a_file_that_a_full_group_keeps_is_freed_later() {
     drop(XfsVolume::open_writable(volume.disk.writable_device(), &options).unwrap());
     assert_eq!(*told.lock().unwrap(), []);
     volume.disk.assert_checks();
+}
+
+/// Other threads lock a lower group one after the other, so it is never free. A write that has a
+/// higher group, and needs that one, gets it in its turn.
+#[test]
+fn a_write_gets_a_group_that_is_never_free() {
+    const THREADS: usize = 3;
+    let Some(mut volume) = ModelVolume::make(300, "", seed_of_run()) else { return };
+    let engine = engine(&volume.disk);
+    let changes = XfsFileChanges::new(&engine, &volume.ids);
+    volume.model.write(changes, 0, 0..20 * 4096, false);
+    let is_ended = AtomicBool::new(false);
+    let low = AgNumber(0);
+    let started = Barrier::new(THREADS + 1);
+    let tries = thread::scope(|scope| {
+        for _ in 0..THREADS {
+            scope.spawn(|| {
+                started.wait();
+                while !is_ended.load(Ordering::Relaxed) {
+                    let mut t = engine.begin(Kind::ChangeTimes, 0).unwrap();
+                    group::free_extents(&mut t, low, 0, 1).unwrap();
+                    thread::sleep(Duration::from_millis(2));
+                }
+            });
+        }
+        started.wait();
+        thread::sleep(Duration::from_millis(10));
+        let mut tries = Vec::new();
+        for _ in 0..20 {
+            let mut count = 0;
+            retry(&engine, |missed| {
+                count += 1;
+                let mut t = engine.begin(Kind::Write, 0)?;
+                t.try_again(Some(missed));
+                group::free_extents(&mut t, AgNumber(2), 0, 1)?;
+                group::free_extents(&mut t, low, 0, 1).map(drop)
+            })
+            .unwrap();
+            tries.push(count);
+        }
+        is_ended.store(true, Ordering::Relaxed);
+        tries
+    });
+    assert!(tries.iter().all(|count| *count <= 2), "{tries:?}");
+    volume.assert_unmounts(engine);
 }

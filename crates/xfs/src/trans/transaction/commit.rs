@@ -131,6 +131,7 @@ impl XfsTransaction<'_> {
         self.freed.clear();
         self.given_up.clear();
         self.missed = MissedHeaders::default();
+        self.first.clear();
         self.unlock_all_but(kept);
         Ok(sequence)
     }

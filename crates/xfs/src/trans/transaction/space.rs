@@ -96,11 +96,20 @@ impl<'e> XfsTransaction<'e> {
     /// AGF.
     pub(crate) fn claim_tree_room(&mut self, ag: AgNumber, blocks: u64, free: u64) -> bool {
         let has_claim = self.tree_rooms.contains_key(&ag);
-        let is_there = has_claim || self.engine.counters.claim_tree_room(ag, blocks, free);
-        if is_there && !has_claim {
+        let rooms = self.engine.counters.tree_rooms();
+        let is_there = has_claim || rooms.claim(ag, blocks, free);
+        if !is_there {
+            self.missed.crowded = Some(ag);
+        } else if !has_claim {
             self.tree_rooms.insert(ag, blocks);
         }
         is_there
+    }
+
+    /// The blocks of a group that other chains may still need for its trees.
+    pub(crate) fn room_of_others(&self, ag: AgNumber) -> u64 {
+        let own = self.tree_rooms.get(&ag).copied().unwrap_or(0);
+        self.engine.counters.tree_rooms().claimed(ag).saturating_sub(own)
     }
 
     /// Adds to the counters of the superblock.
