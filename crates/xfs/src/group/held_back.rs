@@ -78,9 +78,26 @@ pub(crate) fn held_back_of_all(buffers: &XfsBuffers, fields: &XfsSuperblockField
         // All blocks of these trees but the roots, and all of the reverse map.
         let mapping = u64::from(agf.rmap_blocks.get().saturating_sub(1));
         let of_free_space = u64::from(agf.btreeblks.get()).saturating_sub(mapping);
-        let reverse = of_reverse_map(geometry, &agf, ag).reserved;
-        Ok(sum + others.rest() + reverse + of_free_space + SET_ASIDE)
+        let reverse = of_reverse_map(geometry, &agf, ag);
+        Ok(sum + others.rest() + reverse.reserved.max(reverse.used) + of_free_space + SET_ASIDE)
     })
+}
+
+/// How many blocks more no file gets when the reverse map of a group grows by `change`: those above
+/// what is held back for it, which count as free as well.
+///
+/// ```text
+/// held back 233     232 -> 233: 0     233 -> 234: 1     234 -> 233: -1
+/// ```
+pub(super) fn above_reservation(
+    t: &mut XfsTransaction<'_>,
+    ag: AgNumber,
+    change: i64,
+) -> Result<i64> {
+    let agf = agf(t, ag)?;
+    let reverse = of_reverse_map(t.geometry(), &agf, ag);
+    let above = |used: u64| used.saturating_sub(reverse.reserved).cast_signed();
+    Ok(above(reverse.used.saturating_add_signed(change)) - above(reverse.used))
 }
 
 /// The blocks of the tree of free inodes of each group.

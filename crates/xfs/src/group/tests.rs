@@ -2,16 +2,17 @@ use offshoot_testkit::xfs::disk::XfsDisk;
 use offshoot_testkit::xfs::judges;
 use offshoot_vfs::Errno;
 use offshoot_xfs_format::btree::{XfsSearchKey, XfsTree};
-use offshoot_xfs_format::log::items::XfsCountOp;
-use offshoot_xfs_format::record::XfsSharedExtent;
+use offshoot_xfs_format::log::items::{XfsCountOp, XfsReverseOp};
+use offshoot_xfs_format::record::{XfsReverseMap, XfsSharedExtent};
 use offshoot_xfs_format::superblock::XfsSuperblock;
 use offshoot_xfs_format::{AgBlock, AgIno, AgNumber};
 
 use super::allocate::KeptBlocks;
 use super::{
     ExtentWish, FreedFrom, HeldBack, allocate, allocate_anywhere, change_references,
-    enter_unlinked, first_unlinked, free_extent, free_inode_trees, free_list, headers, held_back,
-    held_back_of_all, leave_unlinked, make_chunk, require_tree_room, take_inode, tree,
+    change_reverse, enter_unlinked, first_unlinked, free_extent, free_inode_trees, free_list,
+    headers, held_back, held_back_of_all, leave_unlinked, make_chunk, require_tree_room,
+    take_inode, tree,
 };
 use crate::buffer::{XfsBuffers, sector_at};
 use crate::test_volumes::engine;
@@ -350,4 +351,35 @@ fn a_search_passes_over_full_groups_without_their_locks() {
     let near = Some((AgNumber(0), AgBlock(100)));
     let found = allocate_anywhere(&mut t, near, &ExtentWish::blocks(10)).unwrap();
     assert_eq!(found.unwrap().0, AgNumber(last));
+}
+
+/// Many files share the blocks of a group, so its reverse map outgrows what is held back for it.
+/// The blocks that it has above count as free, and no file gets them.
+#[test]
+fn a_reverse_map_above_its_reservation_is_promised_to_no_file() {
+    let Some(judges) = judges::require() else { return };
+    let disk = XfsDisk::create(&judges, 600);
+    disk.mkfs("-d agcount=8");
+    let engine = engine(&disk);
+    let ag = AgNumber(1);
+    let kept = || held_back_of_all(engine.buffers(), engine.superblock()).unwrap();
+    let (first, mut offset) = (kept(), 0_u64);
+    let mut is_above = || {
+        let mut t = engine.begin_step(Kind::Truncate, 0).unwrap();
+        for _ in 0..300 {
+            let record = XfsReverseMap {
+                start: 1000.into(),
+                count: 1.into(),
+                owner: 300.into(),
+                offset: offset.into(),
+            };
+            change_reverse(&mut t, ag, XfsReverseOp::MapShared, &record).unwrap();
+            offset += 2;
+        }
+        t.commit().unwrap();
+        engine.log().force_all().unwrap();
+        assert_eq!(engine.counters().held_back(), kept());
+        kept() > first + 40
+    };
+    assert!((0..200).any(|_| is_above()), "{} and {first} blocks", kept());
 }

@@ -11,6 +11,7 @@ use offshoot_xfs_format::{AgBlock, AgNumber, FsBlock};
 use super::allocate::{ExtentWish, KeptBlocks, allocate};
 use super::free::{FreedFrom, free_extent};
 use super::headers::{add, agf, agi, change_agf, change_agi};
+use super::held_back::above_reservation;
 use super::{free_list, reverse::ReverseOwner};
 use crate::btree::edit::{XfsEditRoot, XfsTreeBlocks, XfsTreeEdit};
 use crate::buffer::{BufferRole, DiskRun};
@@ -121,6 +122,7 @@ impl GroupTree<'_, '_> {
             XfsTree::FreeInodes | XfsTree::ReferenceCounts => -change,
             // Its blocks count as free, and no file gets them.
             XfsTree::FreeByBlock | XfsTree::FreeBySize => change,
+            XfsTree::ReverseMap => above_reservation(t, ag, change)?,
             _ => 0,
         };
         let is_of_free = tree == XfsTree::FreeInodes;
