@@ -290,11 +290,12 @@ impl XattrChange {
 
     /// Proves that the change can be made, with the blocks that are promised to the transaction:
     /// makes its steps in it, and undoes them. It has changed nothing yet, and keeps the locks of
-    /// these inodes. What the inode itself holds is proved by reading it.
-    pub(crate) fn prove(&self, t: &mut XfsTransaction<'_>, kept: &[Ino]) -> Result<()> {
+    /// these inodes. What the inode itself holds is proved by reading it. Returns how many blocks
+    /// the steps take.
+    pub(crate) fn prove(&self, t: &mut XfsTransaction<'_>, kept: &[Ino]) -> Result<u64> {
         if let Some(bytes) = ChangedXattrs::new(t, self.ino).short()? {
             ShortXattrs::parse(&bytes).map_err(malformed)?;
-            return Ok(());
+            return Ok(0);
         }
         let mut trial = self.clone();
         for _ in 0..MOST_PROVED_STEPS {
@@ -304,7 +305,8 @@ impl XattrChange {
         }
         t.require_promised()?;
         t.prove_changes()?;
-        t.undo(kept, 0)
+        let taken = t.taken();
+        t.undo(kept, 0).map(|()| taken)
     }
 
     fn try_step(&mut self, t: &mut XfsTransaction<'_>) -> Result<ForkStep> {

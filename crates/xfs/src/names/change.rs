@@ -48,6 +48,8 @@ pub(super) struct NameTransaction<'e> {
     pub(super) inodes: Vec<Ino>,
     touched: BTreeMap<Ino, Touched>,
     at: Timestamp,
+    /// The blocks that changes of parent pointers take, which were proved, in later steps.
+    later: u64,
     /// Whether it has made a chunk of inodes, for one of which blocks were promised to it.
     pub(super) has_made_chunk: bool,
     /// Whether a group has room for a chunk when the log is on the device.
@@ -101,6 +103,7 @@ impl<'e> XfsNames<'e> {
             inodes: held,
             touched,
             at,
+            later: 0,
             has_made_chunk: false,
             has_met_busy: false,
         };
@@ -281,7 +284,8 @@ impl NameTransaction<'_> {
         new: Option<NamePlace<'_>>,
     ) -> Result<()> {
         let Some(change) = self.parent_change(ino, old, new)? else { return Ok(()) };
-        change.prove(&mut self.t, &self.inodes)
+        self.later += change.prove(&mut self.t, &self.inodes)?;
+        Ok(())
     }
 
     /// Defers the change of a parent pointer, which was proved: `old` goes, `new` comes. As with
@@ -315,7 +319,7 @@ impl NameTransaction<'_> {
     /// Commits the change, and does the work that follows from it.
     pub(super) fn finish(mut self) -> Result<()> {
         self.apply_touches()?;
-        self.t.require_promised()?;
+        self.t.require_promised_beside(self.later)?;
         let mut chain = DeferredChain::new(self.names.ids);
         chain.defer(&mut self.t, self.work);
         chain.finish(self.t, &self.inodes)

@@ -83,7 +83,20 @@ impl<'e> XfsTransaction<'e> {
     /// # Errors
     /// `ENOSPC`.
     pub(crate) fn require_promised(&self) -> Result<()> {
-        let taken = self.counts.free_blocks.min(0).unsigned_abs();
+        self.require_promised_beside(0)
+    }
+
+    /// The free blocks that this step has taken.
+    pub(crate) fn taken(&self) -> u64 {
+        self.counts.free_blocks.min(0).unsigned_abs()
+    }
+
+    /// The same when later steps of the chain take so many as well.
+    ///
+    /// # Errors
+    /// `ENOSPC`.
+    pub(crate) fn require_promised_beside(&self, later: u64) -> Result<()> {
+        let taken = self.taken().saturating_add(later);
         if self.claim == SpaceClaim::All || taken <= self.promised {
             return Ok(());
         }
