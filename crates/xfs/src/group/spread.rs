@@ -50,6 +50,11 @@ pub(crate) fn allocate_first(
         search = GroupSearch::default();
         search.look(t, near, wishes)?;
     }
+    if search.found.is_none() && search.has_passed_over {
+        let looks_at = SearchedHeaders::Locked;
+        search = GroupSearch { looks_at, ..GroupSearch::default() };
+        search.look(t, near, wishes)?;
+    }
     if search.found.is_none() && search.has_locked {
         let what = "the groups with free blocks are locked, and waiting for them may never end";
         return Err(Error::posix(Errno::AGAIN, what));
@@ -65,6 +70,20 @@ struct GroupSearch {
     has_locked: bool,
     /// Whether a group has blocks whose freeing is not durable.
     has_busy: bool,
+    /// Whether it has passed over a group by what the last commit has left of its header. Another
+    /// transaction may have freed blocks and not committed yet: it was there first.
+    has_passed_over: bool,
+    looks_at: SearchedHeaders,
+}
+
+/// By which headers a search passes over groups.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum SearchedHeaders {
+    /// Those that the last commits have left.
+    #[default]
+    Committed,
+    /// Those that the transaction has locked.
+    Locked,
 }
 
 impl GroupSearch {
@@ -104,7 +123,8 @@ impl GroupSearch {
         wish: &ExtentWish,
     ) -> Result<bool> {
         for &ag in groups {
-            if !may_have(t, ag, wish)? {
+            if self.looks_at == SearchedHeaders::Committed && !may_have(t, ag, wish)? {
+                self.has_passed_over = true;
                 continue;
             }
             let near = near.filter(|(group, _)| *group == ag).map(|(_, block)| block);

@@ -383,3 +383,30 @@ fn a_reverse_map_above_its_reservation_is_promised_to_no_file() {
     };
     assert!((0..200).any(|_| is_above()), "{} and {first} blocks", kept());
 }
+
+/// Another transaction has freed the only blocks, and commits them while a search waits.
+#[test]
+fn a_search_finds_what_a_commit_frees_meanwhile() {
+    let Some((_disk, engine)) = made("") else { return };
+    for ag in (0..engine.geometry().ag_count).map(AgNumber) {
+        let mut t = engine.begin_step(Kind::Truncate, 0).unwrap();
+        let wish = ExtentWish { least: 1, kept: KeptBlocks::None, ..ExtentWish::blocks(1 << 20) };
+        while allocate(&mut t, ag, &wish).unwrap().is_some() {}
+        t.commit().unwrap();
+    }
+    let search = || {
+        let mut t = engine.begin_step(Kind::Truncate, 0).unwrap();
+        let wish = ExtentWish { may_be_busy: true, ..ExtentWish::blocks(10) };
+        allocate_anywhere(&mut t, None, &wish).unwrap()
+    };
+    assert_eq!(search(), None);
+    let mut other = engine.begin_step(Kind::Truncate, 0).unwrap();
+    let extent = AgExtent::new(5000, 4000);
+    free_extent(&mut other, AgNumber(2), extent, FreedFrom::Nobody).unwrap();
+    std::thread::scope(|scope| {
+        let found = scope.spawn(search);
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        other.commit().unwrap();
+        assert_eq!(found.join().unwrap().unwrap().0, AgNumber(2));
+    });
+}
