@@ -323,8 +323,9 @@ impl FileSystem for XfsVolume {
                 Ok(name) => return Ok(Some(Parent { dir: above, name })),
                 Err(error) => error,
             };
-            // Another thread may have moved or removed it.
-            if moment.is_some_and(|moment| buffers.is_moment(Ino(dir.ino), moment)) {
+            // Another thread may have moved or removed it, or its name changes all the time.
+            let is_busy = error.errno() == Errno::AGAIN;
+            if !is_busy && moment.is_some_and(|moment| buffers.is_moment(Ino(dir.ino), moment)) {
                 let is_removed = self.live.is_some() && self.inode(dir)?.core.links() == 0;
                 let removed = || Error::posix(Errno::NOENT, format!("{dir}, which was removed"));
                 return Err(if is_removed { removed() } else { error });

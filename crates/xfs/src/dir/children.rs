@@ -4,7 +4,8 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use offshoot_vfs::{Error, Result, Structure};
+use offshoot_kit::sync::Mutex;
+use offshoot_vfs::{Errno, Error, Result, Structure};
 use offshoot_xfs_format::Ino;
 use offshoot_xfs_format::dir::{XfsDirEntry, file_type};
 use quick_cache::Weighter;
@@ -16,9 +17,16 @@ use crate::inode::file_id;
 /// The entries of a directory that lead to directories, or may do so: inode and cookie, ascending.
 type ChildTable = Arc<[(Ino, u64)]>;
 
-/// The table of a directory, with the commits of the directory that were counted before it was
-/// made; `None` if it would be too large: then the directory is searched each time.
-type KeptTable = (u64, Option<ChildTable>);
+/// What tells a state of a directory from others: its generation, and how often it has changed.
+/// Commits of other inodes, and of its attributes alone, do not make a table worthless.
+type DirectoryState = (u32, u64);
+
+/// The table of a directory, with the state that the directory had before it was made; `None` if it
+/// would be too large: then the directory is searched each time.
+type KeptTable = (DirectoryState, Option<ChildTable>);
+
+/// The locks under which tables are made, each for the directories whose numbers end alike.
+const MAKERS: usize = 16;
 
 /// How often a name is looked for again because the directory changes meanwhile.
 const MOST_TRIES: usize = 100;
@@ -43,6 +51,8 @@ pub(crate) struct DirectoryChildren {
     cache: Cache<Ino, KeptTable, ChildTableWeight>,
     /// The most entries of a table.
     most: usize,
+    /// Held by the thread that makes the table of a directory. Others wait for it.
+    makers: [Mutex<()>; MAKERS],
 }
 
 impl DirectoryChildren {
@@ -52,15 +62,19 @@ impl DirectoryChildren {
         Self {
             cache: Cache::with_weighter(TABLES, budget_bytes, ChildTableWeight),
             most: usize::try_from(most).unwrap_or(usize::MAX),
+            makers: Default::default(),
         }
     }
 
     /// The name of the only entry of `above` that leads to the directory `child`.
+    ///
+    /// # Errors
+    /// `EAGAIN` when the entry changes its name all the time.
     pub(crate) fn name_of(&self, above: &XfsDirectory<'_>, child: Ino) -> Result<Vec<u8>> {
-        let (ino, mut found) = (above.ino, Vec::new());
+        let ino = above.ino;
         for _ in 0..MOST_TRIES {
-            let (commits, table) = self.table_of(above)?;
-            found = match table {
+            let (state, table) = self.table_of(above)?;
+            let found: Vec<_> = match table {
                 Some(table) => {
                     let start = table.partition_point(|(ino, _)| *ino < child);
                     let of_child = table[start..].iter().take_while(|(ino, _)| *ino == child);
@@ -74,30 +88,47 @@ impl DirectoryChildren {
             {
                 return Ok(name);
             }
-            if commits == above.buffers.inode_commits(ino) {
-                break;
+            if state == state_of(above)? {
+                return Err(not_one(above, child, found.is_empty()));
             }
         }
-        let number = if found.is_empty() { "no name" } else { "several names" };
-        let problem = format!("{}, which is above it, has {number} for it", file_id(ino));
-        Err(Error::corrupt(Structure::Directory, problem).in_file(file_id(child)))
+        let what = format!("{} in {}, which is renamed all the time", file_id(child), file_id(ino));
+        Err(Error::posix(Errno::AGAIN, what))
     }
 
     /// The table of a directory as it is now, or was after the last commit before this call.
     fn table_of(&self, directory: &XfsDirectory<'_>) -> Result<KeptTable> {
         let ino = directory.ino;
-        let fresh = || {
-            let commits = directory.buffers.inode_commits(ino);
-            Ok::<_, Error>((commits, table(directory, self.most)?))
-        };
-        let kept = self.cache.get_or_insert_with(&ino, fresh)?;
-        if kept.0 == directory.buffers.inode_commits(ino) {
+        let state = state_of(directory)?;
+        let kept = || self.cache.get(&ino).filter(|kept| kept.0 == state);
+        if let Some(kept) = kept() {
             return Ok(kept);
         }
-        let newest = fresh()?;
+        let maker = self.makers.get(usize::try_from(ino.0).unwrap_or(0) % MAKERS);
+        let _making = maker.map(Mutex::lock);
+        // Another thread may have made it meanwhile.
+        if let Some(kept) = kept() {
+            return Ok(kept);
+        }
+        let state = state_of(directory)?;
+        let newest = (state, table(directory, self.most)?);
         self.cache.insert(ino, newest.clone());
         Ok(newest)
     }
+}
+
+/// The error about a directory that the one above it does not name once.
+#[cold]
+fn not_one(above: &XfsDirectory<'_>, child: Ino, is_nameless: bool) -> Error {
+    let number = if is_nameless { "no name" } else { "several names" };
+    let problem = format!("{}, which is above it, has {number} for it", file_id(above.ino));
+    Error::corrupt(Structure::Directory, problem).in_file(file_id(child))
+}
+
+/// The state of a directory now.
+fn state_of(directory: &XfsDirectory<'_>) -> Result<DirectoryState> {
+    let inode = directory.inodes.get(directory.buffers, file_id(directory.ino))?;
+    Ok((inode.core.generation.get(), inode.core.changecount.get()))
 }
 
 /// The table of a directory; `None` when it has more than `most` entries.
