@@ -45,8 +45,16 @@ pub(crate) fn stored_name(name: &[u8]) -> Option<(XattrFlags, &[u8])> {
 /// Gets the name and the value of an attribute.
 pub(crate) type XattrVisitor<'a> = dyn FnMut(&[u8], &[u8]) -> ControlFlow<()> + 'a;
 
-/// The name and the value that a listing shows.
-type ListedXattr = (Vec<u8>, Vec<u8>);
+/// An attribute of a listing.
+struct ListedXattr {
+    /// The name that is shown.
+    shown: Vec<u8>,
+    namespace: XattrFlags,
+    /// The name that is stored.
+    stored: Vec<u8>,
+    /// The value, if it is beside the name. Others are read one by one.
+    local: Option<Vec<u8>>,
+}
 
 /// The attributes of a file, which may change while they are read: each call reads what one commit
 /// has left.
@@ -88,14 +96,24 @@ impl<'a> FileXattrs<'a> {
         if matches!(name, ACCESS | DEFAULT) { shown_acl(&value) } else { Ok(value) }
     }
 
-    /// Calls `visit` with the name and the value of each attribute until it breaks. Those of a leaf
-    /// are of one moment; they have no hash in common with those of the next one.
+    /// Calls `visit` with the name and the value of each attribute until it breaks. The names of a
+    /// leaf are of one moment; they have no hash in common with those of the next one. Values in
+    /// blocks of their own are read one by one, each at a moment of its own: all those of a leaf
+    /// would be tens of megabytes, and commits would wait for them.
     pub(crate) fn list(&self, visit: &mut XattrVisitor<'_>) -> Result<()> {
         let mut start = Some(0);
         while let Some(hash) = start {
             let (listed, next) = self.at_one_moment(|moment| moment.list_from(hash))?;
-            for (name, value) in listed {
-                if visit(&name, &value).is_break() {
+            for ListedXattr { shown, namespace, stored, local } in listed {
+                let value = match local {
+                    Some(value) => Some(value),
+                    None => self.at_one_moment(|moment| moment.find(namespace, &stored))?,
+                };
+                // It may have been removed meanwhile.
+                let Some(value) = value else { continue };
+                let is_acl = ACLS.iter().any(|(name, _)| *name == shown);
+                let value = if is_acl { shown_acl(&value)? } else { value };
+                if visit(&shown, &value).is_break() {
                     return Ok(());
                 }
             }
@@ -156,7 +174,7 @@ impl<'a> XattrMoment<'a> {
         let Some(fork) = &self.inode.attributes else { return Ok((listed, None)) };
         if let ForkContents::Local(bytes) = &fork.contents {
             for xattr in ShortXattrs::view(bytes) {
-                self.show(fork, &xattr, &mut listed)?;
+                listed.extend(shown(&xattr));
             }
             return Ok((listed, None));
         }
@@ -172,7 +190,7 @@ impl<'a> XattrMoment<'a> {
                     return Ok((listed, Some(hash)));
                 }
                 if hash >= start {
-                    self.show(fork, &xattr, &mut listed)?;
+                    listed.extend(shown(&xattr));
                     last = Some((hash, false));
                 }
             }
@@ -182,28 +200,26 @@ impl<'a> XattrMoment<'a> {
             last = last.map(|(hash, _)| (hash, true));
         }
     }
+}
 
-    fn show(
-        &self,
-        fork: &LoadedFork,
-        xattr: &XfsXattr<'_>,
-        listed: &mut Vec<ListedXattr>,
-    ) -> Result<()> {
-        if xattr.flags.contains(XattrFlags::INCOMPLETE) {
-            return Ok(());
-        }
-        let namespace = xattr.flags.namespace();
-        let Some((prefix, _)) = NAMESPACES.iter().find(|(_, flags)| *flags == namespace) else {
-            return Ok(());
-        };
-        let value = self.value(fork, xattr)?;
-        let acl = ACLS.iter().find(|(_, stored)| xattr.is(XattrFlags::TRUSTED, stored));
-        listed.push(match acl {
-            Some((shown, _)) => (shown.to_vec(), shown_acl(&value)?),
-            None => ([prefix, xattr.name].concat(), value),
-        });
-        Ok(())
+/// What a listing shows of an attribute; `None` for those that it does not show.
+fn shown(xattr: &XfsXattr<'_>) -> Option<ListedXattr> {
+    if xattr.flags.contains(XattrFlags::INCOMPLETE) {
+        return None;
     }
+    let namespace = xattr.flags.namespace();
+    let (prefix, _) = NAMESPACES.iter().find(|(_, flags)| *flags == namespace)?;
+    let acl = ACLS.iter().find(|(_, stored)| xattr.is(XattrFlags::TRUSTED, stored));
+    Some(ListedXattr {
+        shown: acl.map_or_else(|| [prefix, xattr.name].concat(), |(shown, _)| shown.to_vec()),
+        namespace,
+        stored: xattr.name.to_vec(),
+        local: match xattr.value {
+            XattrContent::Local(value) => Some(value.to_vec()),
+            XattrContent::Remote { len: 0, .. } => Some(Vec::new()),
+            XattrContent::Remote { .. } => None,
+        },
+    })
 }
 
 /// An access control list in the form of system calls.
