@@ -72,9 +72,11 @@ impl XfsLive {
         }
     }
 
-    fn flush_device(&self) -> Result<()> {
+    /// Flushes the device. What a flush that failed has lost is not known, and the next one would
+    /// succeed without it: so that ends all writing, as a write of the log that fails does.
+    pub(super) fn flush_device(&self) -> Result<()> {
         self.flushes.fetch_add(1, Ordering::Relaxed);
-        self.buffers().flush()
+        self.buffers().flush().inspect_err(|error| self.transactions.stop_writing(error))
     }
 
     /// Sets the times of a file whose data has changed, after that. The caller has its lock.
