@@ -305,6 +305,7 @@ pub(crate) fn change_xattr_with(
     let mut with = Some(with);
     let mut has_reserve = false;
     let mut step = change.step(&mut transaction)?;
+    transaction.require_promised()?;
     loop {
         let is_done = step.is_done;
         if (is_done || change.is_in_force())

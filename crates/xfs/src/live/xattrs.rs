@@ -18,6 +18,16 @@ use crate::defer::change_xattr_with;
 use crate::file::retry;
 use crate::trans::{HASH_BLOCKS, XfsTransaction, XfsTransactionKind as Kind};
 
+/// The blocks that a change of an attribute may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum XattrRoom {
+    /// Those for a new value of so many bytes.
+    New(usize),
+    /// The same, with blocks of the reserve on a full volume: the value takes the place of one as
+    /// long, or nothing does.
+    Kept(usize),
+}
+
 /// What a value means that is set.
 enum NewValue {
     /// It is stored.
@@ -71,12 +81,12 @@ impl XfsLive {
         };
         match new {
             NewValue::Stored(value) => {
-                let len = value.len();
+                let room = XattrRoom::New(value.len());
                 let new = OwnedXattr { value, ..old };
-                self.apply_xattr(&XattrChange::set(ino, new), len, at, change)?;
+                self.apply_xattr(&XattrChange::set(ino, new), room, at, change)?;
             }
             NewValue::Absent if is_there => {
-                self.apply_xattr(&XattrChange::remove(ino, old), 0, at, change)?;
+                self.apply_xattr(&XattrChange::remove(ino, old), XattrRoom::Kept(0), at, change)?;
             }
             NewValue::Absent => self.change_core(ino, at, change)?,
         }
@@ -97,11 +107,11 @@ impl XfsLive {
         if !self.has_xattr(ino, &old)? {
             return Err(xattr::refused(Errno::NODATA, name, file));
         }
-        self.apply_xattr(&XattrChange::remove(ino, old), 0, at, |_| {})?;
+        self.apply_xattr(&XattrChange::remove(ino, old), XattrRoom::Kept(0), at, |_| {})?;
         self.keep_synchronous(&inode)
     }
 
-    /// Replaces the access list of a file, and changes its core with it.
+    /// Replaces the access list of a file by one as long, and changes its core with it.
     pub(super) fn set_list(
         &self,
         ino: Ino,
@@ -111,9 +121,9 @@ impl XfsLive {
     ) -> Result<()> {
         let value = stored_acl::to_disk(&list.to_value()).map_err(malformed)?;
         let (namespace, name) = (XattrFlags::TRUSTED, stored_acl::ACCESS.to_vec());
-        let len = value.len();
+        let room = XattrRoom::Kept(value.len());
         let new = OwnedXattr { namespace, name, value };
-        self.apply_xattr(&XattrChange::set(ino, new), len, at, change)
+        self.apply_xattr(&XattrChange::set(ino, new), room, at, change)
     }
 
     fn has_xattr(&self, ino: Ino, xattr: &OwnedXattr) -> Result<bool> {
@@ -121,23 +131,25 @@ impl XfsLive {
         XattrChange::remove(ino, xattr.clone()).is_there(&mut t)
     }
 
-    /// Changes an attribute whose new value has `len` bytes, and the core of its inode with it.
+    /// Changes an attribute, and the core of its inode with it. No name changes meanwhile: a name
+    /// that is added to a directory could fill the inode, when it has proved that it has room.
     fn apply_xattr(
         &self,
         change: &XattrChange,
-        len: usize,
+        room: XattrRoom,
         at: Timestamp,
         with: impl Fn(&mut XfsInodeCore),
     ) -> Result<()> {
         let ino = change.ino();
+        let _names = self.names().lock([ino])?;
         let mut t = self.transactions.begin(Kind::ChangeTimes, 0)?;
         let is_kept_out = change.is_kept_out_by_data(&mut t)?;
         drop(t);
         if is_kept_out {
-            self.names().make_way_for_attributes(ino, at)?;
+            self.names().make_way_in_locked(ino, at)?;
         }
         retry(&self.transactions, |missed| {
-            let mut t = self.begin_xattr(len)?;
+            let mut t = self.begin_xattr(room)?;
             t.try_again(Some(missed));
             change_xattr_with(t, &self.ids, change.clone(), |core| {
                 with(core);
@@ -146,14 +158,14 @@ impl XfsLive {
         })
     }
 
-    /// Begins a change of an attribute. One that needs no room for a new value may take blocks of
-    /// the reserve on a full volume.
-    fn begin_xattr(&self, len: usize) -> Result<XfsTransaction<'_>> {
+    /// Begins a change of an attribute.
+    fn begin_xattr(&self, room: XattrRoom) -> Result<XfsTransaction<'_>> {
         let engine = &self.transactions;
+        let (XattrRoom::New(len) | XattrRoom::Kept(len)) = room;
         let of_value = 4 * (len as u64 >> engine.geometry().block_log);
         let blocks = of_value + HASH_BLOCKS + 2 * engine.most_levels().attributes;
         match engine.begin(Kind::ChangeAttribute, blocks) {
-            Err(error) if error.errno() == Errno::NOSPC && len == 0 => {
+            Err(error) if error.errno() == Errno::NOSPC && matches!(room, XattrRoom::Kept(_)) => {
                 let mut t = engine.begin(Kind::ChangeAttribute, 0)?;
                 t.promise_of_reserve(blocks);
                 Ok(t)

@@ -30,10 +30,12 @@ impl XfsNames<'_> {
     /// Moves what an inode holds itself to blocks, so that it has room for attributes: the target
     /// of a link, or the entries of a directory.
     ///
+    /// The caller has locked it against changes of names ([`Self::lock`]), and keeps that until it
+    /// has set the attribute.
+    ///
     /// # Errors
     /// `ENOSPC` when there are no blocks.
-    pub(crate) fn make_way_for_attributes(&self, ino: Ino, at: Timestamp) -> Result<()> {
-        let _locked = self.lock([ino])?;
+    pub(crate) fn make_way_in_locked(&self, ino: Ino, at: Timestamp) -> Result<()> {
         let engine = self.transactions;
         let blocks = target_blocks(engine) + most_blocks_to_add(engine);
         self.retry(|names| {
