@@ -234,7 +234,7 @@ impl XfsBufferedData<'_> {
         };
         let pieces: Vec<_> = places.iter().map(|place| (place.start, part(place))).collect();
         if let Err(error) = self.send(pieces) {
-            return changes.abandon_write(&places).and(Err(error));
+            return changes.abandon_write(file.ino, &places).and(Err(error));
         }
         self.note_places(&places);
         let size = file.size();

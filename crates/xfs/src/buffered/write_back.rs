@@ -268,14 +268,15 @@ impl XfsBufferedData<'_> {
 
     /// Gives the places of a row back.
     fn abandon(&self, row: &OutgoingRow<'_>) -> Result<()> {
-        let outcome = self.changes().abandon_write(&row.places);
+        let outcome = self.changes().abandon_write(row.file.ino, &row.places);
         self.failed(row);
         outcome
     }
 
-    /// Notes that a row stays in memory. Blocks that were staged for it are free again, so they are
-    /// promised again. For those that the file has by now, unwritten or committed, none is: one
-    /// that is promised to them too would be lost to others, and each failure would take more.
+    /// Notes that a row stays in memory. Blocks that were taken for it are free again, so they are
+    /// promised again. For those that the file has by now, committed or unwritten as before, none
+    /// is: one that is promised to them too would be lost to others, and each failure would take
+    /// more.
     fn failed(&self, row: &OutgoingRow<'_>) {
         count(&self.files.counters.failures, 1);
         let (file, log) = (row.file, self.transactions.geometry().block_log);

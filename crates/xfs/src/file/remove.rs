@@ -22,7 +22,7 @@ use super::{
     FORK, MOST_BYTES, MOST_PASSED_OVER, XfsFileChanges, index, require_extents, require_file,
 };
 use crate::defer::{DeferredWork, MOST_UNMAPPED};
-use crate::inode::change::{end, mapped, next_mapped, part, unmap_extents};
+use crate::inode::change::{end, mapped, next_mapped, part, piece_at, unmap_extents};
 use crate::trans::{XfsTransaction, XfsTransactionKind as Kind};
 
 /// What a step of zeroing does to an extent.
@@ -101,6 +101,30 @@ impl XfsFileChanges<'_> {
             is_done = self.retry(|changes| {
                 let t = changes.begin(Kind::Truncate, ino)?;
                 changes.unmap_step(t, ino, blocks.clone())
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Unmaps blocks of a file that lie from block `start` of the volume on and are unwritten, as far
+    /// as that is so still.
+    pub(super) fn unmap_unwritten(
+        &self,
+        ino: Ino,
+        blocks: Range<u64>,
+        start: FsBlock,
+    ) -> Result<()> {
+        let mut at = blocks.start;
+        while at < blocks.end {
+            at = self.retry(|changes| {
+                let mut t = changes.begin(Kind::Truncate, ino)?;
+                let piece = piece_at(&mut t, ino, FORK, at, blocks.end - at)?;
+                let (next, there) = (at + piece.blocks, FsBlock(start.0 + (at - blocks.start)));
+                let is_ours = |old: &XfsExtent| old.is_unwritten && old.start == there;
+                if piece.extent.as_ref().is_some_and(is_ours) {
+                    changes.unmap_step(t, ino, at..next)?;
+                }
+                Ok(next)
             })?;
         }
         Ok(())
@@ -198,7 +222,7 @@ impl XfsFileChanges<'_> {
             let written =
                 self.device_place(place.start).and_then(|place| buffers.write(place, &content));
             if let Err(error) = written {
-                return self.abandon_write(&places).and(Err(error));
+                return self.abandon_write(ino, &places).and(Err(error));
             }
         }
         self.commit_write(ino, &places, None)

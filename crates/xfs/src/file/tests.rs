@@ -82,7 +82,7 @@ impl FileModel {
         let ino = self.files[file].ino;
         let places = changes.prepare_write(ino, blocks).unwrap();
         if is_lost {
-            return changes.abandon_write(&places).unwrap();
+            return changes.abandon_write(ino, &places).unwrap();
         }
         let new = self.random.bytes(index(bytes.end - bytes.start));
         let content = &mut self.files[file].bytes;

@@ -36,6 +36,8 @@ pub(crate) struct XfsWritePlace {
     pub(crate) start: FsBlock,
     pub(crate) count: u32,
     pub(crate) kind: XfsWriteKind,
+    /// Whether the blocks were allocated for it: the file had a hole.
+    is_new: bool,
 }
 
 impl XfsWritePlace {
@@ -54,7 +56,8 @@ impl XfsWritePlace {
     }
 
     fn of(extent: &XfsExtent, kind: XfsWriteKind) -> Self {
-        Self { at: extent.offset, start: extent.start, count: extent.count, kind }
+        let XfsExtent { offset, start, count, .. } = *extent;
+        Self { at: offset, start, count, kind, is_new: false }
     }
 }
 
@@ -72,7 +75,7 @@ impl XfsFileChanges<'_> {
     /// which the caller commits, or gives back by [`Self::abandon_write`].
     ///
     /// # Errors
-    /// `ENOSPC` when too few blocks are free. Unwritten blocks may stay, staged ones do not.
+    /// `ENOSPC` when too few blocks are free. What was taken before is given back.
     pub(crate) fn prepare_write(&self, ino: Ino, blocks: Range<u64>) -> Result<Vec<XfsWritePlace>> {
         self.places(ino, blocks, SpaceFor::Data)
     }
@@ -94,7 +97,7 @@ impl XfsFileChanges<'_> {
                         places.push(place);
                     }
                 }
-                Err(error) => return self.abandon_write(&places).and(Err(error)),
+                Err(error) => return self.abandon_write(ino, &places).and(Err(error)),
             }
         }
         Ok(places)
@@ -111,7 +114,8 @@ impl XfsFileChanges<'_> {
             self.finish(t, work, &[ino])?;
             let last = end(&new).min(blocks.end);
             let new = part(&new, blocks.start, last).unwrap_or(new);
-            return Ok(XfsWritePlace::of(&new, XfsWriteKind::Unwritten));
+            let place = XfsWritePlace::of(&new, XfsWriteKind::Unwritten);
+            return Ok(XfsWritePlace { is_new: true, ..place });
         };
         if old.is_unwritten {
             return self.own_place(t, &old, XfsWriteKind::Unwritten);
@@ -160,7 +164,8 @@ impl XfsFileChanges<'_> {
         let work = DeferredWork::Count(XfsCountExtent::new(XfsCountOp::Stage, found));
         self.finish(t, vec![work], &[ino])?;
         let (start, count) = found;
-        Ok(XfsWritePlace { at: old.offset, start, count, kind: XfsWriteKind::Staged })
+        let kind = XfsWriteKind::Staged;
+        Ok(XfsWritePlace { at: old.offset, start, count, kind, is_new: true })
     }
 
     /// Makes visible what was written to places of a file, and raises its size to `size`. What lies
@@ -169,8 +174,8 @@ impl XfsFileChanges<'_> {
     ///
     /// # Errors
     /// `ENOSPC` when a tree of extents has to grow and not even the reserve has a block. The file
-    /// keeps what it had in the place of staged blocks that are not committed, and these are given
-    /// back.
+    /// keeps what it had in the place of blocks that are not committed, and those that were taken
+    /// for them are given back.
     pub(crate) fn commit_write(
         &self,
         ino: Ino,
@@ -179,7 +184,7 @@ impl XfsFileChanges<'_> {
     ) -> Result<()> {
         let mut left: Vec<_> = places.iter().rev().copied().collect();
         let outcome = self.commit_places(ino, &mut left, size);
-        outcome.or_else(|error| self.abandon_write(&left).and(Err(error)))
+        outcome.or_else(|error| self.abandon_write(ino, &left).and(Err(error)))
     }
 
     /// Commits places, of which the first is the last in the list, and removes what is committed.
@@ -239,13 +244,22 @@ impl XfsFileChanges<'_> {
         Err(Error::posix(Errno::IO, what))
     }
 
-    /// Gives the staged blocks of places back, as many as it can. Others stay as they are.
+    /// Gives back the blocks that were taken for places of a file, as many as it can: staged ones,
+    /// and those that filled holes. Else a write that finds the volume full would leave blocks
+    /// behind the end of the file, each time.
     ///
     /// # Errors
     /// The first one.
-    pub(crate) fn abandon_write(&self, places: &[XfsWritePlace]) -> Result<()> {
-        let staged = places.iter().filter(|place| place.kind == XfsWriteKind::Staged);
-        let all = staged.map(|place| self.retry(|changes| changes.abandon(place)));
+    pub(crate) fn abandon_write(&self, ino: Ino, places: &[XfsWritePlace]) -> Result<()> {
+        let taken = places.iter().filter(|place| place.is_new);
+        let all = taken.map(|place| match place.kind {
+            XfsWriteKind::Staged => self.retry(|changes| changes.abandon(place)),
+            XfsWriteKind::Unwritten => {
+                let blocks = place.at.0..place.end();
+                self.unmap_unwritten(ino, blocks, place.start)
+            }
+            XfsWriteKind::InPlace => Ok(()),
+        });
         all.fold(Ok(()), Result::and)
     }
 

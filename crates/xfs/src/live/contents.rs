@@ -18,7 +18,7 @@ use offshoot_xfs_format::inode::XfsInodeFlags;
 
 use super::{XfsLive, ino_of, refuse_flags};
 use crate::data::FileContent;
-use crate::file::{XfsWritePlace, index, require_bytes};
+use crate::file::{XfsWriteKind, XfsWritePlace, index, require_bytes};
 use crate::inode::LoadedInode;
 
 /// The most bytes that a step of a write has, and that are shown at once.
@@ -70,21 +70,22 @@ impl LiveContents<'_> {
         })
     }
 
-    /// Writes bytes, and makes the file longer if it ends before them.
-    pub(super) fn write(&self, offset: u64, data: &[u8]) -> Result<()> {
+    /// Writes bytes, and makes the file longer if it ends before them. Says in `is_changed` when a
+    /// part of them may show, also if the rest fails.
+    pub(super) fn write(&self, offset: u64, data: &[u8], is_changed: &mut bool) -> Result<()> {
         let (mut at, mut rest) = (offset, data);
         while !rest.is_empty() {
             // Pieces end at multiples, so that no block belongs to two of them.
             let room = PIECE_BYTES - at % PIECE_BYTES;
             let (piece, behind) = rest.split_at(rest.len().min(index(room)));
-            self.write_piece(at, piece)?;
+            self.write_piece(at, piece, is_changed)?;
             at += piece.len() as u64;
             rest = behind;
         }
         Ok(())
     }
 
-    fn write_piece(&self, offset: u64, data: &[u8]) -> Result<()> {
+    fn write_piece(&self, offset: u64, data: &[u8], is_changed: &mut bool) -> Result<()> {
         let (ino, changes) = (ino_of(self.file), self.live.file_changes());
         let end = offset + data.len() as u64;
         let block = self.live.block_bytes();
@@ -92,12 +93,14 @@ impl LiveContents<'_> {
         let size = self.size()?;
         let [head, tail] = self.edges(&(offset..end))?;
         let places = changes.prepare_write(ino, blocks.clone())?;
+        *is_changed |= places.iter().any(|place| place.kind == XfsWriteKind::InPlace);
         let pieces = [&head[..], data, &tail[..]];
         let stored =
             places.iter().try_for_each(|place| self.store(place, blocks.start * block, &pieces));
         if let Err(error) = stored {
-            return changes.abandon_write(&places).and(Err(error));
+            return changes.abandon_write(ino, &places).and(Err(error));
         }
+        *is_changed = true;
         changes.commit_write(ino, &places, (end > size).then_some(end))
     }
 
@@ -172,8 +175,9 @@ impl XfsLive {
         if data.is_empty() {
             return Ok(());
         }
-        contents.write(offset, data)?;
-        self.touch_data(ino, at)?;
+        let mut is_changed = false;
+        let outcome = contents.write(offset, data, &mut is_changed);
+        self.touch_changed(ino, at, outcome, is_changed)?;
         self.keep_synchronous(&inode)
     }
 

@@ -98,4 +98,20 @@ impl XfsLive {
         state.times = Some(TimesCommit { commit, before });
         Ok(())
     }
+
+    /// The same for a change that may have failed, with what became of it. If it has changed a part
+    /// nevertheless, the file has its times, and a commit that `fsync` makes durable.
+    pub(super) fn touch_changed<T>(
+        &self,
+        ino: Ino,
+        at: Timestamp,
+        outcome: Result<T>,
+        is_changed: bool,
+    ) -> Result<T> {
+        if outcome.is_ok() || is_changed {
+            let touched = self.touch_data(ino, at);
+            return outcome.and_then(|done| touched.map(|()| done));
+        }
+        outcome
+    }
 }

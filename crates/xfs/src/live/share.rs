@@ -75,8 +75,11 @@ impl XfsLive {
         }
         // The last block may be a part only if neither file has data behind the range.
         pair.require_blocks(len, len == rest && end >= pair.to_size)?;
-        pair.share(0..len, Some(end))?;
-        self.touch_data(ino_of(to.file), at)?;
+        let ino = ino_of(to.file);
+        let before = self.transactions.last_commit(ino);
+        let outcome = pair.share(0..len, Some(end));
+        let is_changed = self.transactions.last_commit(ino) != before;
+        self.touch_changed(ino, at, outcome, is_changed)?;
         self.keep_synchronous(&*self.inode(to.file)?)
     }
 
@@ -134,14 +137,19 @@ impl XfsLive {
         let is_whole = len == rest && end >= pair.to_size;
         let tail = if is_whole { 0 } else { (from.offset + len) % block };
         let lies_alike = from.offset % block == to.offset % block && pair.require_sharing().is_ok();
-        if lies_alike && head + tail < len {
-            pair.copy(0..head)?;
-            pair.share(head..len - tail, Some(to.offset + len - tail))?;
-            pair.copy(len - tail..len)?;
+        let ino = ino_of(to.file);
+        let before = self.transactions.last_commit(ino);
+        let mut is_changed = false;
+        let outcome = if lies_alike && head + tail < len {
+            let middle = head..len - tail;
+            pair.copy(0..head, &mut is_changed)
+                .and_then(|()| pair.share(middle, Some(to.offset + len - tail)))
+                .and_then(|()| pair.copy(len - tail..len, &mut is_changed))
         } else {
-            pair.copy(0..len)?;
-        }
-        self.touch_data(ino_of(to.file), at)?;
+            pair.copy(0..len, &mut is_changed)
+        };
+        is_changed |= self.transactions.last_commit(ino) != before;
+        self.touch_changed(ino, at, outcome, is_changed)?;
         self.keep_synchronous(&*self.inode(to.file)?)?;
         Ok(len)
     }
@@ -236,21 +244,22 @@ impl<'l> LivePair<'l> {
     }
 
     /// Copies the bytes of a range that counts from the start of both. Holes stay holes, as far as
-    /// they are whole blocks of the target; small ones become zeros where the target has data.
-    fn copy(&self, range: Range<u64>) -> Result<()> {
+    /// they are whole blocks of the target; small ones become zeros where the target has data. Says
+    /// in `is_changed` when a part may show.
+    fn copy(&self, range: Range<u64>, is_changed: &mut bool) -> Result<()> {
         let target = self.contents(self.to);
         let mut run = 0..0;
         let mut bytes = vec![0; index((range.end - range.start).min(PIECE_BYTES))];
         let mut done = range.start;
         while done < range.end {
             let start = self.data_from(self.from, done, &mut run)?.min(range.end);
-            self.make_hole(done..start)?;
+            self.make_hole(done..start, is_changed)?;
             let behind = run.end.saturating_sub(self.from.offset);
             let end = behind.min(range.end).min(start + PIECE_BYTES).max(start);
             bytes.resize(index(end - start), 0);
             if start < end {
                 self.contents(self.from).read(self.from.offset + start, &mut bytes)?;
-                target.write(self.to.offset + start, &bytes)?;
+                target.write(self.to.offset + start, &bytes, is_changed)?;
             }
             done = end;
         }
@@ -259,7 +268,7 @@ impl<'l> LivePair<'l> {
     }
 
     /// Makes zeros of a part of the target, which counts from its start.
-    fn make_hole(&self, part: Range<u64>) -> Result<()> {
+    fn make_hole(&self, part: Range<u64>, is_changed: &mut bool) -> Result<()> {
         if part.is_empty() {
             return Ok(());
         }
@@ -277,7 +286,7 @@ impl<'l> LivePair<'l> {
         }
         while at < part.end {
             let end = part.end.min(run.end - self.to.offset);
-            target.write(self.to.offset + at, &vec![0; index(end - at)])?;
+            target.write(self.to.offset + at, &vec![0; index(end - at)], is_changed)?;
             at = self.data_from(self.to, end, &mut run)?;
         }
         Ok(())

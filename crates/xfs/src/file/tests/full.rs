@@ -64,7 +64,7 @@ fn full(options: &str) {
         if left < wanted.end {
             assert_eq!(outcome.unwrap_err().errno(), Errno::NOSPC);
         } else {
-            changes.abandon_write(&outcome.unwrap()).unwrap();
+            changes.abandon_write(ino, &outcome.unwrap()).unwrap();
         }
     }
     assert_nothing_is_staged(&engine);
@@ -266,6 +266,8 @@ fn a_chain_does_not_begin_where_trees_cannot_grow() {
         group::free_extent(&mut t, full, extent, FreedFrom::Owner(owner)).unwrap();
     }
     t.commit().unwrap();
+    // Nor did the chain begin that gives staged blocks back.
+    changes.abandon_write(second, &staged).unwrap();
     volume.model.share(changes, (2, 2), (1, 2), 3);
     volume.assert_unmounts(engine);
 }
