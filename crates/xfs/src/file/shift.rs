@@ -8,18 +8,21 @@
 //!
 //! Each step moves one extent, to the front the first ones first, to the back the last ones first.
 //! A crash in the middle leaves a file of which a part has moved, as with the kernel. A move needs
-//! no block, so none fails for want of space.
+//! no block of the file, and that reverse maps have room is proved for all moves before the first.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 use offshoot_vfs::{Errno, Error, Result};
+use offshoot_xfs_format::geometry::XfsLayout;
 use offshoot_xfs_format::log::items::XfsReverseOp;
 use offshoot_xfs_format::record::{MOST_FILE_BLOCKS, XfsExtent};
 use offshoot_xfs_format::{FileBlock, Ino};
 
-use super::write::require_room_to_map;
-use super::{FORK, MOST_BYTES, XfsFileChanges, require_extents};
+use super::write::{in_group, require_room_to_map};
+use super::{FORK, MOST_BYTES, MOST_PASSED_OVER, XfsFileChanges, require_extents};
 use crate::defer::DeferredWork;
+use crate::group::require_tree_room;
 use crate::inode::change::{end, move_extent, next_mapped, previous_mapped, split_extent};
 use crate::trans::{XfsTransaction, XfsTransactionKind as Kind};
 
@@ -32,12 +35,35 @@ impl XfsFileChanges<'_> {
             let what = format!("bytes {bytes:?} of the {size} of inode {ino} are its end");
             return Err(Error::posix(Errno::INVAL, what));
         }
+        self.prove_moves(ino, blocks.end)?;
         self.unmap_blocks(ino, blocks.clone())?;
         let mut at = blocks.end;
         while let Some(next) = self.retry(|changes| changes.move_to_front(ino, &blocks, at))? {
             at = next;
         }
         self.set_size(ino, size - (bytes.end - bytes.start))
+    }
+
+    /// Proves that the reverse maps can say where all extents from block `at` on move, before the
+    /// first of them does: else the volume would be found full when a part has moved.
+    fn prove_moves(&self, ino: Ino, at: u64) -> Result<()> {
+        if !self.transactions.geometry().layout.contains(XfsLayout::REVERSE_MAP) {
+            return Ok(());
+        }
+        let (mut at, mut groups) = (at, BTreeSet::new());
+        loop {
+            let mut t = self.begin(Kind::ChangeTimes, ino)?;
+            for _ in 0..MOST_PASSED_OVER {
+                let Some(next) = next_mapped(&mut t, ino, FORK, FileBlock(at))? else {
+                    drop(t);
+                    return self.retry(|changes| {
+                        require_tree_room(&mut changes.begin(Kind::Write, ino)?, &groups)
+                    });
+                };
+                groups.insert(in_group(&t, ino, &next)?.0);
+                at = end(&next);
+            }
+        }
     }
 
     /// Moves the first extent from block `at` on. Returns the block behind where it was; `None` if
@@ -63,6 +89,10 @@ impl XfsFileChanges<'_> {
         }
         let new_size = size.checked_add(len).filter(|size| *size <= MOST_BYTES);
         let new_size = new_size.ok_or_else(|| too_large(ino, len))?;
+        // Space behind the end that would move behind the end of the largest file.
+        let most = MOST_BYTES.div_ceil(self.block_bytes());
+        self.unmap_blocks(ino, most - (blocks.end - blocks.start)..most)?;
+        self.prove_moves(ino, blocks.start)?;
         self.make_room(ino, &blocks)?;
         // Before anything moves behind the old size, where no reader sees it.
         self.truncate(ino, new_size)?;

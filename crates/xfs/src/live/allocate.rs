@@ -9,7 +9,7 @@ use offshoot_vfs::{Errno, Error, Fallocate, FileId, Result, Timestamp};
 use offshoot_xfs_format::inode::XfsInodeFlags;
 
 use super::{XfsLive, ino_of, refuse_flags};
-use crate::file::{MOST_BYTES, require_bytes};
+use crate::file::require_bytes;
 
 impl XfsLive {
     /// Allocates, frees, zeros or moves a range of a file.
@@ -34,8 +34,10 @@ impl XfsLive {
             return Err(Error::posix(Errno::INVAL, format!("no bytes at {offset} of {file}")));
         }
         let range = require_bytes(file, offset, len)?;
-        self.change_space(file, what, &range)?;
-        self.touch_data(ino, at)?;
+        let before = self.transactions.last_commit(ino);
+        let outcome = self.change_space(file, what, &range);
+        let is_changed = self.transactions.last_commit(ino) != before;
+        self.touch_changed(ino, at, outcome, is_changed)?;
         self.keep_synchronous(&inode)
     }
 
@@ -53,16 +55,7 @@ impl XfsLive {
             }
             Fallocate::PunchHole => changes.punch(ino, range),
             Fallocate::Collapse => changes.collapse(ino, range),
-            Fallocate::Insert => {
-                let len = range.end - range.start;
-                let size = self.contents(file).size()?;
-                if range.start < size && size <= MOST_BYTES - len {
-                    // Space behind the end that would move behind the end of the largest file.
-                    let most = (MOST_BYTES - len).next_multiple_of(block);
-                    changes.punch(ino, &(most..MOST_BYTES.next_multiple_of(block)))?;
-                }
-                changes.insert(ino, range.start, len)
-            }
+            Fallocate::Insert => changes.insert(ino, range.start, range.end - range.start),
         }
     }
 
