@@ -2,7 +2,9 @@
 //!
 //! Bytes of a block that the range has only a part of are overwritten with zeros on the device, at
 //! once: in place, or in another block if files share it. Whole blocks are unmapped, or become
-//! unwritten.
+//! unwritten. Only a truncation leaves the rest of the last block as it is: zeros there would be in
+//! the file after a crash that brings the old size back. A larger size makes zeros of them, when
+//! the smaller one is durable.
 //!
 //! ```text
 //! punch    |  data  |00 data| data  | data |data 00|  data  |     blocks
@@ -48,10 +50,6 @@ impl XfsFileChanges<'_> {
         if size > old {
             return self.extend(ino, size);
         }
-        let inside = size & (self.block_bytes() - 1);
-        if inside > 0 && size < old {
-            self.zero_in_block(ino, size >> self.block_log(), inside..self.block_bytes())?;
-        }
         let blocks = size.div_ceil(self.block_bytes())..MOST_FILE_BLOCKS;
         while !self.retry(|changes| changes.truncate_step(ino, size, blocks.clone()))? {}
         Ok(())
@@ -74,6 +72,7 @@ impl XfsFileChanges<'_> {
         require_file(&mut t, ino)?;
         if t.inode(ino)?.core().size.get() != size {
             t.inode(ino)?.core_mut().size = size.into();
+            self.give_up_end(&mut t, ino, size)?;
         }
         let step = unmap_extents(&mut t, ino, FORK, blocks, MOST_UNMAPPED)?;
         require_room_to_unmap(&mut t, ino, &step.extents)?;
@@ -86,6 +85,20 @@ impl XfsFileChanges<'_> {
         }
         self.finish(t, work, &[ino])?;
         Ok(step.is_done)
+    }
+
+    /// Says that the block of the new end of a file has lost its end: nothing is written there in
+    /// place before that is durable.
+    fn give_up_end(&self, t: &mut XfsTransaction<'_>, ino: Ino, size: u64) -> Result<()> {
+        if size.is_multiple_of(self.block_bytes()) {
+            return Ok(());
+        }
+        let at = size >> self.block_log();
+        let old = mapped(t, ino, FORK, FileBlock(at))?.and_then(|old| part(&old, at, at + 1));
+        if let Some(old) = old {
+            t.give_up((old.start, 1));
+        }
+        Ok(())
     }
 
     /// Makes a hole of a range of bytes.
@@ -106,8 +119,8 @@ impl XfsFileChanges<'_> {
         Ok(())
     }
 
-    /// Unmaps blocks of a file that lie from block `start` of the volume on and are unwritten, as far
-    /// as that is so still.
+    /// Unmaps blocks of a file that lie from block `start` of the volume on and are unwritten, as
+    /// far as that is so still.
     pub(super) fn unmap_unwritten(
         &self,
         ino: Ino,
