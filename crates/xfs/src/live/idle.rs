@@ -1,4 +1,5 @@
-//! The thread of a volume that is written: it makes changes durable in time, and covers the log.
+//! The thread of a volume that is written: it makes changes durable in time, covers the log, and
+//! tries to free inodes again that could not be freed.
 //!
 //! ```text
 //! interval   | changes |         |         |
@@ -87,6 +88,9 @@ fn run(live: &XfsLive, signal: &IdleSignal, interval: Duration) {
         }
         // An error ends all writing, which the log tells; the next calls say so too.
         let Ok(_call) = live.enter() else { return };
+        // Others may have freed the room that was missing.
+        live.free_again();
+        let now = commits();
         let log = live.transactions.log();
         let outcome = if now == forced { log.quiesce() } else { log.force_all() };
         if outcome.is_err() {

@@ -19,10 +19,14 @@ use crate::trans::XfsInodeCommit;
 pub(super) struct LiveInodeState {
     /// How often it is open.
     pub(super) opens: u64,
+    /// The openings that do not know yet whether the file is there.
+    pub(super) openings: u64,
     /// Whether it has no name, so that it is freed when it is not open.
     pub(super) is_nameless: bool,
     /// Whether it was made without a name, and may get one.
     pub(super) is_linkable: bool,
+    /// Whether it could not be freed, which was told. The idle thread tries it again.
+    pub(super) has_failed: bool,
     /// The last commit of it that changed only times, and the last one before that changed more.
     pub(super) times: Option<TimesCommit>,
 }
@@ -38,7 +42,17 @@ pub(super) struct TimesCommit {
 impl LiveInodeState {
     /// Whether the table has to keep it.
     fn is_pending(&self) -> bool {
-        self.opens > 0 || self.is_nameless
+        self.opens > 0 || self.openings > 0 || self.is_nameless
+    }
+
+    /// Whether it has to be freed.
+    pub(super) fn is_unused(&self) -> bool {
+        self.is_nameless && self.opens == 0 && self.openings == 0
+    }
+
+    /// The state of the next file with the number. Openings go on.
+    pub(super) fn renewed(&self) -> Self {
+        Self { opens: self.opens, openings: self.openings, ..Self::default() }
     }
 }
 
@@ -50,17 +64,27 @@ pub(super) struct LiveInode {
     pub(super) state: Mutex<LiveInodeState>,
 }
 
+/// An inode of the table, and how many threads use it.
+#[derive(Debug)]
+struct LiveInodeEntry {
+    inode: Arc<LiveInode>,
+    users: usize,
+}
+
+/// A part of the table. Users are counted under its lock, so the last one takes the inode out.
+type LiveInodeShard = Mutex<HashMap<Ino, LiveInodeEntry>>;
+
 /// The shards of the table.
-type InodeShards = [Mutex<HashMap<Ino, Arc<LiveInode>>>; SHARDS];
+type LiveInodeShards = [LiveInodeShard; SHARDS];
 
 /// The inodes in use of a volume.
 #[derive(Debug, Default)]
 pub(super) struct LiveInodes {
-    shards: InodeShards,
+    shards: LiveInodeShards,
 }
 
 impl LiveInodes {
-    fn shard(&self, ino: Ino) -> Option<&Mutex<HashMap<Ino, Arc<LiveInode>>>> {
+    fn shard(&self, ino: Ino) -> Option<&LiveInodeShard> {
         self.shards.get(scatter(ino.0) & (SHARDS - 1))
     }
 
@@ -71,7 +95,13 @@ impl LiveInodes {
             Arc::new(LiveInode { ino, lock, state })
         };
         let inode = match self.shard(ino) {
-            Some(shard) => shard.lock().entry(ino).or_insert_with(new).clone(),
+            Some(shard) => {
+                let mut shard = shard.lock();
+                let entry = shard.entry(ino);
+                let entry = entry.or_insert_with(|| LiveInodeEntry { inode: new(), users: 0 });
+                entry.users += 1;
+                entry.inode.clone()
+            }
             None => new(),
         };
         UsedInode { table: self, inode }
@@ -93,12 +123,22 @@ impl LiveInodes {
         LockedFiles { _guards: guards, used }
     }
 
-    /// The inodes that have no name and are still open.
+    /// The inodes that have no name: they are open, or could not be freed.
     pub(super) fn nameless(&self) -> Vec<Ino> {
-        let of_shard = |shard: &Mutex<HashMap<Ino, Arc<LiveInode>>>| {
+        self.with(|state| state.is_nameless)
+    }
+
+    /// Those that could not be freed.
+    pub(super) fn not_freed(&self) -> Vec<Ino> {
+        self.with(|state| state.has_failed)
+    }
+
+    /// The inodes whose state is such.
+    fn with(&self, is_wanted: impl Fn(&LiveInodeState) -> bool) -> Vec<Ino> {
+        let of_shard = |shard: &LiveInodeShard| {
             let shard = shard.lock();
-            let nameless = shard.values().filter(|inode| inode.state.lock().is_nameless);
-            nameless.map(|inode| inode.ino).collect::<Vec<_>>()
+            let wanted = shard.values().filter(|entry| is_wanted(&entry.inode.state.lock()));
+            wanted.map(|entry| entry.inode.ino).collect::<Vec<_>>()
         };
         self.shards.iter().flat_map(of_shard).collect()
     }
@@ -128,10 +168,11 @@ impl Deref for UsedInode<'_> {
 impl Drop for UsedInode<'_> {
     fn drop(&mut self) {
         let Some(shard) = self.table.shard(self.inode.ino) else { return };
-        if let Entry::Occupied(entry) = shard.lock().entry(self.inode.ino) {
-            // This one and that of the table. Others come only under the lock of the shard.
-            let is_last = Arc::strong_count(&self.inode) == 2;
-            if is_last && !self.inode.state.lock().is_pending() {
+        let mut shard = shard.lock();
+        if let Entry::Occupied(mut entry) = shard.entry(self.inode.ino) {
+            let users = &mut entry.get_mut().users;
+            *users = users.saturating_sub(1);
+            if *users == 0 && !self.inode.state.lock().is_pending() {
                 entry.remove();
             }
         }

@@ -73,9 +73,12 @@ impl XfsLive {
         let _call = self.enter()?;
         self.directory(dir)?;
         let ino = self.names().create_unnamed(ino_of(dir), XfsNewKind::Regular, new)?;
-        // No other thread knows its number yet.
-        let state = LiveInodeState { opens: 1, is_nameless: true, is_linkable, times: None };
-        *self.inodes.get(ino).state.lock() = state;
+        // A thread that knows the number from the file before may be about to open that.
+        let used = self.inodes.get(ino);
+        let mut state = used.state.lock();
+        let opens = state.opens + 1;
+        *state = LiveInodeState { opens, is_nameless: true, is_linkable, ..state.renewed() };
+        drop(state);
         Ok(file_id(ino))
     }
 
@@ -135,31 +138,50 @@ impl XfsLive {
     }
 
     /// Counts one more opening. A file that has lost its last name is found only while it is open.
+    ///
+    /// It is announced first, so the file is not freed while its inode is read, which may take as
+    /// long as the device does.
     pub(crate) fn open(&self, file: FileId) -> Result<()> {
         let used = self.inodes.get(ino_of(file));
-        let mut state = used.state.lock();
-        if state.opens == 0 && self.inode(file)?.core.links() == 0 {
-            return Err(Error::posix(Errno::NOENT, format!("{file}, which has no name")));
-        }
-        state.opens += 1;
-        Ok(())
+        let was_open = {
+            let mut state = used.state.lock();
+            state.openings += 1;
+            state.opens > 0
+        };
+        let found = self.inode(file).and_then(|inode| {
+            if was_open || inode.core.links() > 0 {
+                return Ok(());
+            }
+            Err(Error::posix(Errno::NOENT, format!("{file}, which has no name")))
+        });
+        let is_unused = {
+            let mut state = used.state.lock();
+            state.openings = state.openings.saturating_sub(1);
+            state.opens += u64::from(found.is_ok());
+            state.is_unused()
+        };
+        self.free_closed(used.ino, is_unused);
+        found
     }
 
     /// Counts one opening less, and frees the file if that was the last and it has no name.
     pub(crate) fn release(&self, file: FileId) -> Result<()> {
-        let ino = ino_of(file);
-        let used = self.inodes.get(ino);
+        let used = self.inodes.get(ino_of(file));
         let is_unused = {
             let mut state = used.state.lock();
             let left = state.opens.checked_sub(1);
             state.opens = left
                 .ok_or_else(|| Error::posix(Errno::BADF, format!("{file}, which is not open")))?;
-            state.opens == 0 && state.is_nameless
+            state.is_unused()
         };
-        // When writing has ended, a recovery frees it.
+        self.free_closed(used.ino, is_unused);
+        Ok(())
+    }
+
+    /// Frees a file that was found unused. When writing has ended, a recovery frees it.
+    fn free_closed(&self, ino: Ino, is_unused: bool) {
         if is_unused && let Ok(_call) = self.enter() {
             self.free_if_unused(&self.inodes.write([ino]), ino);
         }
-        Ok(())
     }
 }

@@ -20,7 +20,7 @@ use offshoot_vfs::Result;
 use offshoot_xfs_format::Ino;
 
 use super::XfsLive;
-use super::inodes::{LiveInodeState, LiveInodes, LockedFiles};
+use super::inodes::{LiveInodes, LockedFiles};
 use crate::defer::IntentIds;
 use crate::group;
 use crate::inode::XfsInodes;
@@ -88,7 +88,10 @@ impl XfsLive {
             self.free_nameless(&self.inodes.write([ino]), ino);
         }
         let outcome = self.transactions.end();
-        self.stop.set_quietly(SHUT_DOWN);
+        match &outcome {
+            Ok(()) => self.stop.set_quietly(SHUT_DOWN),
+            Err(error) => self.stop.set_quietly(&format!("it was not shut down: {error}")),
+        }
         outcome
     }
 
@@ -112,24 +115,35 @@ impl XfsLive {
 
     /// Frees an inode that is locked, if it has no name and is not open.
     pub(super) fn free_if_unused(&self, locked: &LockedFiles<'_>, ino: Ino) {
-        if locked.with_state(ino, |state| state.is_nameless && state.opens == 0) == Some(true) {
+        if locked.with_state(ino, |state| state.is_unused()) == Some(true) {
             self.free_nameless(locked, ino);
         }
     }
 
-    /// Frees an inode without names. An error is told: the call that took the last name has done
-    /// so, and the next opening of the volume frees the inode.
+    /// Tries to free inodes again that could not be freed.
+    pub(super) fn free_again(&self) {
+        for ino in self.inodes.not_freed() {
+            self.free_if_unused(&self.inodes.write([ino]), ino);
+        }
+    }
+
+    /// Frees an inode without names. The first error is told: the call that took the last name has
+    /// done so, and the idle thread frees the inode later, or the next opening of the volume.
     ///
     /// Its number is free before the call returns, and another thread may make a file with it. So
     /// the state is that of a new inode before.
     fn free_nameless(&self, locked: &LockedFiles<'_>, ino: Ino) {
-        locked.with_state(ino, |state| {
-            *state = LiveInodeState { opens: state.opens, ..LiveInodeState::default() };
+        let was_told = locked.with_state(ino, |state| {
+            let was_told = state.has_failed;
+            *state = state.renewed();
+            was_told
         });
         if let Err(error) = self.names().inactivate(ino) {
-            locked.with_state(ino, |state| state.is_nameless = true);
-            let problem = error.to_string();
-            tell(self.reporter.as_ref(), &XfsReport::NotFreed { ino: ino.0, problem });
+            locked.with_state(ino, |state| (state.is_nameless, state.has_failed) = (true, true));
+            if was_told != Some(true) {
+                let problem = error.to_string();
+                tell(self.reporter.as_ref(), &XfsReport::NotFreed { ino: ino.0, problem });
+            }
         }
     }
 }
