@@ -21,7 +21,8 @@
 //! | `buffer_item`, `runs`, `inode_item`, `made` | what the log carries, and how it goes home |
 //! | `missed` | groups that an operation waits for when it begins again |
 //! | `shared`, `locks` | the tables of these, and the locks by place and by number |
-//! | `busy`, `counters` | extents whose change is not durable; the counters of the superblock |
+//! | `busy`, `discards` | extents whose change is not durable, and those being discarded |
+//! | `counters` | the counters of the superblock |
 //! | `tree_rooms` | free blocks of groups that chains may still need for trees |
 //! | `unlinked` | which inode is in front of which in the lists of unlinked ones |
 //! | `promise` | free blocks that are promised to data before a transaction takes them |
@@ -31,6 +32,7 @@ mod buffer_item;
 mod busy;
 mod chunks;
 mod counters;
+mod discards;
 mod inode;
 mod inode_item;
 mod levels;
@@ -66,6 +68,8 @@ use zerocopy::{FromBytes, IntoBytes};
 pub(crate) use busy::AgExtent;
 use busy::UnsettledExtents;
 pub(crate) use counters::{CountChanges, SpaceAtStart, SpaceClaim, VolumeCounters, VolumeCounts};
+pub(crate) use discards::DiscardGuard;
+use discards::DiscardedExtents;
 pub(crate) use inode::{ChangedFork, ForkName, XfsChangedInode};
 use inode_item::InodePlace;
 pub(crate) use inode_item::XfsInodeCommit;
@@ -104,6 +108,8 @@ pub(crate) struct XfsTransactions {
     busy: UnsettledExtents,
     /// What a file has lost, and another place has. No data is written to it before.
     given_up: UnsettledExtents,
+    /// What is being discarded. No transaction takes it meanwhile.
+    discarded: DiscardedExtents,
     unlinked: UnlinkedOrder,
     /// The fields of the superblock, which change only when it is written.
     superblock: XfsSuperblockFields,
@@ -130,6 +136,7 @@ impl XfsTransactions {
             counters: Arc::new(VolumeCounters::new(space, superblock.geometry.blocks, stop)),
             busy: UnsettledExtents::default(),
             given_up: UnsettledExtents::default(),
+            discarded: DiscardedExtents::default(),
             unlinked: UnlinkedOrder::default(),
             superblock: superblock.fields,
             has_attributes: AtomicBool::new(

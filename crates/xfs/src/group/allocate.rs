@@ -99,7 +99,7 @@ impl ExtentWish {
 struct BestExtent<'a> {
     wish: &'a ExtentWish,
     /// What may not be taken yet.
-    busy: Option<&'a BusyBlocks<'a>>,
+    busy: &'a BusyBlocks<'a>,
     /// The free extent, and the part of it that is taken.
     found: Option<(AgExtent, AgExtent)>,
 }
@@ -108,8 +108,7 @@ impl BestExtent<'_> {
     /// Looks at a free extent.
     fn look(&mut self, record: XfsFreeExtent) {
         let free = AgExtent::new(record.start.get(), record.count.get());
-        let busy = self.busy.map(|busy| busy.in_extent(free)).unwrap_or_default();
-        for piece in without(free, &busy) {
+        for piece in without(free, &self.busy.in_extent(free)) {
             let Some(part) = self.wish.of(piece) else { continue };
             let rank = |part: AgExtent| (std::cmp::Reverse(part.count), self.wish.distance(part));
             if self.found.is_none_or(|(_, best)| rank(part) < rank(best)) {
@@ -287,14 +286,27 @@ pub(super) fn record(extent: AgExtent) -> XfsFreeExtent {
     XfsFreeExtent { start: extent.start.0.into(), count: extent.count.into() }
 }
 
-/// The free extent to take from, and the part of it to take.
+/// The free extent to take from, and the part of it to take. Waits for discards, if only these are
+/// in the way.
 fn find(
     t: &mut XfsTransaction<'_>,
     ag: AgNumber,
     wish: &ExtentWish,
 ) -> Result<Option<(AgExtent, AgExtent)>> {
-    let busy = t.busy(ag);
-    let mut best = BestExtent { wish, busy: (!wish.may_be_busy).then_some(&busy), found: None };
+    let found = find_now(t, ag, wish)?;
+    if found.is_none() && t.wait_for_discards(ag) {
+        return find_now(t, ag, wish);
+    }
+    Ok(found)
+}
+
+fn find_now(
+    t: &mut XfsTransaction<'_>,
+    ag: AgNumber,
+    wish: &ExtentWish,
+) -> Result<Option<(AgExtent, AgExtent)>> {
+    let busy = if wish.may_be_busy { t.being_discarded(ag) } else { t.busy(ag) };
+    let mut best = BestExtent { wish, busy: &busy, found: None };
     if let Some(near) = wish.near {
         tree::edit(t, ag, XfsTree::FreeByBlock, |tree| look_near(tree, near, &mut best))?;
         if wish.is_exact || best.is_enough() {

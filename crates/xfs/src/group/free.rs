@@ -46,7 +46,8 @@ pub(crate) fn free_extent(
     Ok(())
 }
 
-/// The free extents of a group from block `from` on, at most so many. Locks the AGF.
+/// The free extents of a group from block `from` on, at most so many. The first one may begin in
+/// front of it. Locks the AGF.
 pub(crate) fn free_extents(
     t: &mut XfsTransaction<'_>,
     ag: AgNumber,
@@ -55,6 +56,12 @@ pub(crate) fn free_extents(
 ) -> Result<Vec<AgExtent>> {
     tree::edit(t, ag, XfsTree::FreeByBlock, |tree| {
         let (mut found, mut at) = (Vec::new(), from);
+        let around = tree.at_most::<XfsFreeExtent>(XfsSearchKey([from.into(), u64::MAX, 0]))?;
+        let around = around.map(|record| AgExtent::new(record.start.get(), record.count.get()));
+        if let Some(around) = around.filter(|around| around.start.0 < from && around.end() > from) {
+            at = around.end();
+            found.push(around);
+        }
         while found.len() < most {
             let key = XfsSearchKey([at.into(), 0, 0]);
             let Some(record) = tree.at_least::<XfsFreeExtent>(key)? else { break };

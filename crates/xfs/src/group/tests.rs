@@ -363,23 +363,23 @@ fn a_reverse_map_above_its_reservation_is_promised_to_no_file() {
     let engine = engine(&disk);
     let ag = AgNumber(1);
     let kept = || held_back_of_all(engine.buffers(), engine.superblock()).unwrap();
-    let (first, mut offset) = (kept(), 0_u64);
+    let (first, mut number) = (kept(), 0_u64);
     let mut is_above = || {
         let mut t = engine.begin_step(Kind::Truncate, 0).unwrap();
-        for _ in 0..300 {
+        for _ in 0..500 {
             let record = XfsReverseMap {
-                start: 1000.into(),
+                start: u32::try_from(1000 + number % 15_000).unwrap().into(),
                 count: 1.into(),
-                owner: 300.into(),
-                offset: offset.into(),
+                owner: (300 + number / 15_000).into(),
+                offset: (2 * number).into(),
             };
             change_reverse(&mut t, ag, XfsReverseOp::MapShared, &record).unwrap();
-            offset += 2;
+            number += 1;
         }
         t.commit().unwrap();
         engine.log().force_all().unwrap();
         assert_eq!(engine.counters().held_back(), kept());
-        kept() > first + 40
+        kept() > first + 20
     };
     assert!((0..200).any(|_| is_above()), "{} and {first} blocks", kept());
 }
@@ -402,11 +402,11 @@ fn a_search_finds_what_a_commit_frees_meanwhile() {
     assert_eq!(search(), None);
     let mut other = engine.begin_step(Kind::Truncate, 0).unwrap();
     let extent = AgExtent::new(5000, 4000);
-    free_extent(&mut other, AgNumber(2), extent, FreedFrom::Nobody).unwrap();
+    free_extent(&mut other, AgNumber(3), extent, FreedFrom::Nobody).unwrap();
     std::thread::scope(|scope| {
         let found = scope.spawn(search);
         std::thread::sleep(std::time::Duration::from_millis(50));
         other.commit().unwrap();
-        assert_eq!(found.join().unwrap().unwrap().0, AgNumber(2));
+        assert_eq!(found.join().unwrap().unwrap().0, AgNumber(3));
     });
 }

@@ -1,9 +1,10 @@
 //! Free space, the label, and discards.
 //!
-//! A group is locked while some of its free extents are discarded, so no transaction takes them
-//! meanwhile. What was freed and is not durable is left out: a crash would bring it back.
+//! No transaction takes free extents while they are discarded: a few at a time, and without the
+//! lock of their group. What was freed and is not durable is left out: a crash would bring it back.
 
 use std::io::ErrorKind;
+use std::iter;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
@@ -16,8 +17,10 @@ use crate::buffer::{malformed, sector_at};
 use crate::group;
 use crate::trans::{AgExtent, XfsTransactionKind as Kind};
 
-/// The free extents of a group that are discarded under one lock.
+/// The free extents of a group that are discarded at once, and their bytes. Others wait for them
+/// where no other space is left.
 const MOST_AT_ONCE: usize = 64;
+const MOST_BYTES_AT_ONCE: u64 = 32 << 20;
 
 impl XfsLive {
     /// The free blocks that files may have.
@@ -49,7 +52,9 @@ impl XfsLive {
         self.transactions.change_superblock(|fields| fields.fname = proof.fname)?;
         *label = proof.fname;
         let groups = 1..self.transactions.geometry().ag_count;
-        groups.map(AgNumber).try_for_each(|ag| self.set_label_of_copy(ag, &proof))
+        groups.map(AgNumber).try_for_each(|ag| self.set_label_of_copy(ag, &proof))?;
+        // No later record flushes them: the log may be written home already.
+        self.flush_device()
     }
 
     fn set_label_of_copy(&self, ag: AgNumber, labelled: &XfsSuperblockFields) -> Result<()> {
@@ -93,37 +98,53 @@ impl XfsLive {
         within: &Range<u64>,
         trimmed: &mut Trimmed,
     ) -> Result<Option<u32>> {
+        self.require_writing()?;
         let mut t = self.transactions.begin(Kind::ChangeTimes, 0)?;
+        let blocks = self.blocks_within(ag, within);
+        let from = from.max(blocks.start);
         let free = group::free_extents(&mut t, ag, from, MOST_AT_ONCE)?;
         let busy = t.busy(ag);
+        let most = u32::try_from(MOST_BYTES_AT_ONCE / self.block_bytes()).unwrap_or(u32::MAX);
+        let (mut pieces, mut left, mut next) = (Vec::new(), most.max(1), None);
         for extent in &free {
-            let mut at = extent.start.0;
-            for busy in busy.in_extent(*extent) {
-                self.discard(ag, at..busy.start.0.max(at), within, trimmed)?;
-                at = at.max(busy.end());
+            let (mut at, end) = (extent.start.0.max(from), extent.end().min(blocks.end));
+            let gaps = busy.in_extent(*extent).into_iter().map(|busy| busy.start.0..busy.end());
+            for gap in gaps.chain(iter::once(end..end)) {
+                let count = gap.start.min(end).saturating_sub(at).min(left);
+                pieces.extend((count > 0).then(|| AgExtent::new(at, count)));
+                (at, left) = (at + count, left - count);
+                if left == 0 {
+                    break;
+                }
+                at = at.max(gap.end);
             }
-            self.discard(ag, at..extent.end().max(at), within, trimmed)?;
+            next = Some(at).filter(|at| *at < blocks.end);
+            if left == 0 {
+                break;
+            }
         }
-        let is_all = free.len() < MOST_AT_ONCE;
-        Ok(free.last().filter(|_| !is_all).map(|last: &AgExtent| last.end()))
+        let is_all = left > 0 && free.len() < MOST_AT_ONCE;
+        let kept = t.begin_discard(ag, pieces);
+        // The device may be slow, and others want the group.
+        drop(t);
+        for extent in kept.extents() {
+            self.discard(ag, *extent, trimmed)?;
+        }
+        Ok(next.filter(|_| !is_all))
     }
 
-    fn discard(
-        &self,
-        ag: AgNumber,
-        blocks: Range<u32>,
-        within: &Range<u64>,
-        trimmed: &mut Trimmed,
-    ) -> Result<()> {
-        let geometry = self.transactions.geometry();
-        let place = |block| geometry.place(ag, AgBlock(block)).bytes();
-        // Whole blocks only.
-        let block = self.block_bytes();
-        let start = place(blocks.start).max(within.start.next_multiple_of(block));
-        let end = place(blocks.end).min(within.end / block * block);
-        if start >= end {
-            return Ok(());
-        }
+    /// The blocks of a group that lie in a range of the device as a whole.
+    fn blocks_within(&self, ag: AgNumber, within: &Range<u64>) -> Range<u32> {
+        let (geometry, block) = (self.transactions.geometry(), self.block_bytes());
+        let first = geometry.place(ag, AgBlock(0)).bytes();
+        let number = |blocks| u32::try_from(blocks).unwrap_or(u32::MAX);
+        let start = number(within.start.saturating_sub(first).div_ceil(block));
+        start..number(within.end.saturating_sub(first) / block).max(start)
+    }
+
+    fn discard(&self, ag: AgNumber, extent: AgExtent, trimmed: &mut Trimmed) -> Result<()> {
+        let place = |block| self.transactions.geometry().place(ag, AgBlock(block)).bytes();
+        let (start, end) = (place(extent.start.0), place(extent.end()));
         let device = self.buffers().device();
         match device.discard(start, end - start) {
             Ok(()) => trimmed.bytes += end - start,

@@ -8,9 +8,11 @@ use offshoot_xfs_format::{AgNumber, FsBlock};
 use super::XfsTransaction;
 use crate::log::LogSequence;
 use crate::trans::busy::UnsettledExtents;
-use crate::trans::{AgExtent, BlockPromise, CountChanges, SpaceClaim};
+use crate::trans::discards::DiscardedExtents;
+use crate::trans::{AgExtent, BlockPromise, CountChanges, DiscardGuard, SpaceClaim};
 
-/// The blocks of a group whose freeing is not durable, for a search of free ones.
+/// The blocks of a group whose freeing is not durable, or that are being discarded, for a search of
+/// free ones.
 #[derive(Debug)]
 pub(crate) struct BusyBlocks<'e> {
     /// What others have freed.
@@ -19,12 +21,20 @@ pub(crate) struct BusyBlocks<'e> {
     ag: AgNumber,
     /// What the transaction itself has freed.
     own: Vec<AgExtent>,
+    discarded: &'e DiscardedExtents,
+    /// Whether only what is being discarded counts.
+    are_others_free: bool,
 }
 
 impl BusyBlocks<'_> {
     /// Those of an extent, ascending. They may overlap.
     pub(crate) fn in_extent(&self, extent: AgExtent) -> Vec<AgExtent> {
-        let mut busy = self.table.overlapping(self.ag, extent, self.durable);
+        let mut busy = self.discarded.overlapping(self.ag, extent);
+        if self.are_others_free {
+            busy.sort_unstable();
+            return busy;
+        }
+        busy.extend(self.table.overlapping(self.ag, extent, self.durable));
         let overlaps = |own: &&AgExtent| own.start.0 < extent.end() && extent.start.0 < own.end();
         busy.extend(self.own.iter().filter(overlaps));
         busy.sort_unstable();
@@ -160,7 +170,24 @@ impl<'e> XfsTransaction<'e> {
             durable: self.engine.log().durable(),
             ag,
             own: own.map(|(_, extent)| *extent).collect(),
+            discarded: &self.engine.discarded,
+            are_others_free: false,
         }
+    }
+
+    /// The blocks of a group that are being discarded.
+    pub(crate) fn being_discarded(&self, ag: AgNumber) -> BusyBlocks<'e> {
+        BusyBlocks { are_others_free: true, ..self.busy(ag) }
+    }
+
+    /// Waits until no blocks of a group are being discarded. Returns whether some were.
+    pub(crate) fn wait_for_discards(&self, ag: AgNumber) -> bool {
+        self.engine.discarded.wait(ag)
+    }
+
+    /// Keeps free extents of a group from all transactions, for a discard. This one has the AGF.
+    pub(crate) fn begin_discard(&self, ag: AgNumber, extents: Vec<AgExtent>) -> DiscardGuard<'e> {
+        self.engine.discarded.begin(ag, extents)
     }
 
     /// Whether a force of the log would make blocks of a group free for files.
