@@ -131,7 +131,9 @@ pub(crate) fn open_writable(
     }
     let found = superblock::read(&*device, options.reporter.as_ref())?;
     require_writable(&*device, &found)?;
-    if !find_log(&device, &found.superblock)?.ends.is_clean {
+    let before = find_log(&device, &found.superblock);
+    let log_before = XfsLogState::of(&before);
+    if !before?.ends.is_clean {
         recover(&device, options)?;
     }
     // The log may have changed the superblock.
@@ -149,7 +151,7 @@ pub(crate) fn open_writable(
         superblock,
         are_counters_right: true,
         is_superblock_first: is_first,
-        log: XfsLogState::Empty,
+        log: log_before,
         head: Some(log.ends.head),
         state: state_of_opening(),
     };
