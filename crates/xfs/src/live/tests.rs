@@ -1,5 +1,8 @@
 //! What only the room itself sees: the table of inodes, and what a sync writes.
 
+mod races;
+mod refused;
+
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use offshoot_testkit::xfs::disk::XfsDisk;
