@@ -50,8 +50,8 @@
 //! |---|---|
 //! | `write`, `write_direct`, `truncate`, `discard` | exclusively |
 //! | `settle` | exclusively, with the change that follows; shared for a direct read |
-//! | `read`, `visit`, `next_data` | shared |
-//! | `write_back`, `make_durable`, `write_back_all`, `write_back_due` | any, or none |
+//! | `read`, `next_data` | shared |
+//! | `write_back`, `flush_places`, `write_back_all`, `write_back_due` | any, or none |
 //!
 //! A thread that has a `SettledFile` calls only `settle` for files with larger numbers, and reads.
 //!
@@ -83,6 +83,7 @@ use std::time::Duration;
 
 use offshoot_kit::counter::{NonNegativeCounter, WriteStop};
 use offshoot_kit::read_ahead::ReadAhead;
+use offshoot_kit::shards::{SHARDS, shard_of};
 use offshoot_kit::sync::Mutex;
 use offshoot_vfs::Result;
 use offshoot_xfs_format::Ino;
@@ -90,19 +91,14 @@ use offshoot_xfs_format::Ino;
 use crate::buffer::XfsBuffers;
 use crate::defer::IntentIds;
 use crate::file::XfsFileChanges;
-use crate::inode::XfsInodes;
+use crate::inode::{XfsInodes, file_id};
 use crate::log::WorkSignal;
 use crate::trans::XfsTransactions;
 pub(crate) use memory::BufferedFile;
+pub(crate) use write::SettledFile;
 
-/// The part of the memory for the cache that data may take besides.
-const PART_OF_CACHE: u64 = 2;
-
-/// The age at which data is written back in the background.
-const USUAL_AGE: Duration = Duration::from_secs(30);
-
-/// So many entries for buffers are kept whether these are in use or not.
-const LEAST_OPEN: usize = 64;
+/// So many entries of a shard for buffers are kept whether these are in use or not.
+const LEAST_OPEN: usize = 16;
 
 /// How much data is in memory at most, and how long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,13 +108,6 @@ pub(crate) struct BufferLimits {
     pub(crate) bytes: u64,
     /// The age at which data is written back in the background.
     pub(crate) age: Duration,
-}
-
-impl BufferLimits {
-    /// The limits of a volume with a cache of so many bytes.
-    pub(crate) const fn of_cache(cache_bytes: u64) -> Self {
-        Self { bytes: cache_bytes / PART_OF_CACHE, age: USUAL_AGE }
-    }
 }
 
 macro_rules! statistics {
@@ -166,7 +155,7 @@ fn count(counter: &AtomicU64, by: u64) {
     counter.fetch_add(by, Relaxed);
 }
 
-/// The buffers that are in use.
+/// A shard of the buffers that are in use.
 #[derive(Debug, Default)]
 struct OpenBuffers {
     by_number: BTreeMap<Ino, Weak<BufferedFile>>,
@@ -198,16 +187,13 @@ impl OpenBuffers {
 /// The files of a volume that have data in memory.
 #[derive(Debug)]
 pub(crate) struct BufferedFiles {
-    /// Each inode in use has one buffer, so that there is one lock and one size. Held while a size
-    /// is read from the device.
-    open: Mutex<OpenBuffers>,
+    /// Each inode in use has one buffer, so that there is one lock and one size.
+    open: [Mutex<OpenBuffers>; SHARDS],
     /// Those with data in memory.
     dirty: Mutex<BTreeMap<Ino, Arc<BufferedFile>>>,
     /// The bytes of all files.
     bytes: NonNegativeCounter,
-    /// How often data was written in place, where no commit flushes the device for it.
-    in_place: AtomicU64,
-    /// How many of these writes are durable. Held by the thread that flushes the device for them.
+    /// How many writes in place are durable. Held by the thread that flushes the device for them.
     flushed: Mutex<u64>,
     limits: BufferLimits,
     signal: WorkSignal,
@@ -218,10 +204,9 @@ impl BufferedFiles {
     /// None yet.
     pub(crate) fn new(limits: BufferLimits, stop: &Arc<WriteStop>) -> Self {
         Self {
-            open: Mutex::default(),
+            open: Default::default(),
             dirty: Mutex::default(),
             bytes: NonNegativeCounter::new("buffered bytes", stop),
-            in_place: AtomicU64::default(),
             flushed: Mutex::default(),
             limits,
             signal: WorkSignal::default(),
@@ -229,13 +214,28 @@ impl BufferedFiles {
         }
     }
 
+    /// How many writes in place are durable.
+    pub(crate) fn flushed(&self) -> u64 {
+        *self.flushed.lock()
+    }
+
     /// The bytes in memory of all files.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes.get()
     }
 
+    #[cfg_attr(not(test), expect(dead_code, reason = "the counters are not shown yet"))]
     pub(crate) fn statistics(&self) -> BufferedStatistics {
         self.counters.get()
+    }
+
+    fn open(&self, ino: Ino) -> &Mutex<OpenBuffers> {
+        &self.open[shard_of(file_id(ino))]
+    }
+
+    /// The buffer of a file, if it is in use.
+    pub(crate) fn in_use(&self, ino: Ino) -> Option<Arc<BufferedFile>> {
+        self.open(ino).lock().get(ino)
     }
 
     /// Those with data in memory, by number.
@@ -259,23 +259,26 @@ impl<'e> XfsBufferedData<'e> {
         self.transactions.buffers()
     }
 
-    fn changes(&self) -> XfsFileChanges<'e> {
+    pub(crate) fn changes(&self) -> XfsFileChanges<'e> {
         XfsFileChanges::new(self.transactions, self.ids)
     }
 
-    fn block_bytes(&self) -> u64 {
+    pub(crate) fn block_bytes(&self) -> u64 {
         self.transactions.geometry().block_size() as u64
     }
 
-    /// The buffer of a regular file: the one in use, or a new one. The inode cannot be removed
-    /// meanwhile.
+    /// The buffer of a regular file: the one in use, or a new one. The caller has the lock of the
+    /// inode.
     pub(crate) fn file(&self, ino: Ino) -> Result<Arc<BufferedFile>> {
-        let mut open = self.files.open.lock();
+        if let Some(found) = self.files.in_use(ino) {
+            return Ok(found);
+        }
+        // No write-back has a buffer of it, and no other thread changes it, so this stays.
+        let size = self.stored_size(ino)?;
+        let mut open = self.files.open(ino).lock();
         if let Some(found) = open.get(ino) {
             return Ok(found);
         }
-        // No write-back has a buffer of it, so the size does not change.
-        let size = self.stored_size(ino)?;
         let file = Arc::new(BufferedFile::new(self.transactions, ino, size));
         open.add(&file);
         Ok(file)

@@ -74,7 +74,7 @@ use crate::trans::{
 
 pub(crate) use needs::XfsWriteNeed;
 pub(crate) use share::XfsCloneRange;
-pub(crate) use write::{XfsWriteKind, XfsWritePlace, require_room_to_unmap};
+pub(crate) use write::{XfsWritePlace, require_room_to_unmap};
 
 /// The fork with the data.
 const FORK: ForkName = ForkName::Data;

@@ -21,7 +21,7 @@ use crate::data::FileContent;
 use crate::dir::{DirectoryChildren, XfsDirectory};
 use crate::group;
 use crate::inode::{LoadedInode, XfsInodes, file_id};
-use crate::live::{XfsIdleThread, XfsLive, open_live};
+use crate::live::{XfsIdleThreads, XfsLive, open_live};
 use crate::options::XfsOptions;
 use crate::recover::XfsRecovery;
 use crate::symlink;
@@ -35,8 +35,8 @@ const KEPT_BLOCKS: u64 = 8;
 /// An XFS volume that is open, for reading or for writing.
 #[derive(Debug)]
 pub struct XfsVolume {
-    /// The thread that makes changes durable in time.
-    idle: Option<XfsIdleThread>,
+    /// The threads that make changes durable in time.
+    idle: Option<XfsIdleThreads>,
     /// What writes it, when it is open for writing.
     live: Option<Arc<XfsLive>>,
     volume: OpenedXfs,
@@ -100,7 +100,7 @@ impl XfsVolume {
     pub fn open_writable(device: Arc<dyn BlockDevice>, options: &XfsOptions) -> Result<Arc<Self>> {
         let (opened, log) = volume::open_writable(device, options)?;
         Self::over(opened, options, |opened, inodes| {
-            open_live(opened, &log, inodes, options.reporter.as_ref()).map(Some)
+            open_live(opened, &log, inodes, options).map(Some)
         })
     }
 
@@ -129,7 +129,7 @@ impl XfsVolume {
         })?;
         volume.live = begin(&volume.volume, volume.inodes.clone())?;
         if let (Some(live), Some(interval)) = (&volume.live, options.sync_interval) {
-            volume.idle = Some(XfsIdleThread::start(live, interval)?);
+            volume.idle = Some(XfsIdleThreads::start(live, interval)?);
         }
         Ok(Arc::new(volume))
     }
@@ -336,7 +336,11 @@ impl FileSystem for XfsVolume {
     }
 
     fn attr(&self, file: FileId) -> Result<Attr> {
-        self.inode(file)?.attr(self.geometry()).map_err(of(file))
+        match &self.live {
+            Some(live) => live.attr(file),
+            None => self.inode(file).and_then(|inode| inode.attr(self.geometry())),
+        }
+        .map_err(of(file))
     }
 
     /// The numbers of inodes are used again. So a name that is still there may be a new one, unless

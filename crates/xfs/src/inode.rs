@@ -9,6 +9,7 @@ pub(crate) mod exchange;
 pub(crate) mod fork;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use offshoot_vfs::{
@@ -53,6 +54,8 @@ pub(crate) struct LoadedInode {
     pub(crate) core: XfsInodeCore,
     pub(crate) data: LoadedFork,
     pub(crate) attributes: Option<LoadedFork>,
+    /// Whether somebody has seen its times.
+    is_seen: AtomicBool,
 }
 
 /// Weighs an inode by its memory.
@@ -212,7 +215,18 @@ impl LoadedInode {
             core: *inode.core,
             data: LoadedFork::new(ino, false, &inode.data),
             attributes: inode.attributes.as_ref().map(|fork| LoadedFork::new(ino, true, fork)),
+            is_seen: AtomicBool::new(false),
         }))
+    }
+
+    /// Says that somebody sees its times from now on.
+    pub(crate) fn see(&self) {
+        self.is_seen.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether somebody has seen its times, so that the next change needs others.
+    pub(crate) fn is_seen(&self) -> bool {
+        self.is_seen.load(Ordering::SeqCst)
     }
 
     /// The file of the inode.
@@ -274,7 +288,7 @@ impl LoadedInode {
     }
 }
 
-fn timestamp(time: XfsTime) -> Timestamp {
+pub(crate) fn timestamp(time: XfsTime) -> Timestamp {
     Timestamp { secs: time.seconds, nanos: time.nanoseconds }
 }
 

@@ -38,7 +38,6 @@
 mod attr;
 mod btree;
 mod buffer;
-#[cfg_attr(not(test), expect(dead_code, reason = "the calls that change files are to come"))]
 mod buffered;
 mod check;
 mod da;

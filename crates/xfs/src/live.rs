@@ -15,13 +15,15 @@
 //!                                end of all writing
 //! 2  inodes (`inodes`)           ascending by number, in one call: exclusively to change data,
 //!                                attributes and flags, and to free the inode; shared to read data
-//! 3  the state of an inode       a leaf: how often it is open
-//! 4  the locks of `names`        changes of names, and the transactions of all rooms
+//! 3  the state of an inode       a leaf: how often it is open; and its buffer
+//! 4  the locks of `buffered`     data in memory, and its way to the device
+//! 5  the locks of `names`        changes of names, and the transactions of all rooms
 //! ```
 //!
 //! Changes of names take none of 2: each of their transactions leaves an inode whole, and they
-//! touch neither data nor flags. A reader of names, attributes or links takes no lock at all: it
-//! reads what one commit has left, and again when another came between. A reader of data has the
+//! touch neither data nor flags. A reader of names, attributes or links takes none of these locks: it
+//! reads what one commit has left, and again when another came between. Attributes come with what
+//! the buffer of the file says. A reader of data has the
 //! lock while it reads a piece, and not while it shows it: what the caller does with that may lock
 //! other inodes.
 //!
@@ -33,15 +35,19 @@
 //!
 //! # Contents
 //!
-//! Data is written through ([`contents`]): a write takes places, writes whole blocks there, and
-//! commits. Each change of data is followed by a commit of the inode with its times, and the log
-//! flushes the device before each checkpoint. So a force of the log up to that commit makes the
-//! data durable too.
+//! A write leaves its bytes in memory, with a promise of the blocks that they need (`buffered`),
+//! and commits the times of the file. A sync of the file writes them back first. Write-back commits
+//! places and size behind the bytes, and the log flushes the device before each checkpoint. So a
+//! force of the log up to the last commit of the file makes its data durable too. What changes the
+//! mapping of a file beside writes has the range written back before, and keeps it so.
+//!
+//! A change that finds too few blocks free is tried once more after everything was written back:
+//! most of what is promised is free then.
 //!
 //! | file | what it does |
 //! |---|---|
 //! | `open` | opens, and ends all writing |
-//! | `idle` | the thread that makes changes durable in time, and covers the log |
+//! | `idle` | the threads that make changes durable in time, and cover the log |
 //! | `inodes` | inodes in use: their locks, and how often they are open |
 //! | `names` | changes of names, openings |
 //! | `attributes`, `xattrs` | attributes and flags; extended attributes and access control lists |
@@ -64,7 +70,6 @@ mod tests;
 mod xattrs;
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 
 use offshoot_kit::counter::WriteStop;
 use offshoot_kit::read_ahead::ReadAhead;
@@ -75,13 +80,14 @@ use offshoot_xfs_format::Ino;
 use offshoot_xfs_format::inode::{XfsInodeCore, XfsInodeFlags};
 
 use crate::buffer::XfsBuffers;
+use crate::buffered::BufferedFiles;
 use crate::defer::IntentIds;
 use crate::file::XfsFileChanges;
 use crate::inode::{LoadedInode, XfsInodes, xfs_time};
 use crate::names::{XfsNameState, XfsNames};
 use crate::report::XfsReporter;
 use crate::trans::{XfsTransactionKind as Kind, XfsTransactions};
-pub(crate) use idle::XfsIdleThread;
+pub(crate) use idle::XfsIdleThreads;
 use inodes::LiveInodes;
 pub(crate) use open::open_live;
 
@@ -94,12 +100,12 @@ pub(crate) struct XfsLive {
     ids: IntentIds,
     name_state: XfsNameState,
     inodes: LiveInodes,
+    /// The files with data in memory.
+    buffered: BufferedFiles,
     /// The inodes that readers keep.
     reading: Arc<XfsInodes>,
     read_ahead: ReadAhead,
     gate: SpreadRwLock<()>,
-    /// How often a data sync has flushed the device without a record.
-    flushes: AtomicU64,
     /// The label, with zeros behind it.
     label: Mutex<[u8; 12]>,
     stop: Arc<WriteStop>,

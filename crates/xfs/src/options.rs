@@ -17,6 +17,9 @@ pub struct XfsOptions {
     /// when the volume is read, and as much again for what it knows of the log. A log that needs
     /// more is not replayed.
     pub replay_bytes: u64,
+    /// The bytes of files that may be in memory and not on the device, when the volume is open for
+    /// writing. Half of them are written back in the background.
+    pub dirty_bytes: u64,
     /// How long a change may stay in memory, when the volume is open for writing: a thread makes
     /// changes durable so often, and brings everything home when there were none. `None` for no
     /// such thread: changes are durable when they are synced, and when the log needs their room.
@@ -32,6 +35,7 @@ impl Default for XfsOptions {
             is_log_ignored: false,
             cache_bytes: 64 << 20,
             replay_bytes: 1 << 30,
+            dirty_bytes: 64 << 20,
             sync_interval: Some(Duration::from_secs(30)),
             reporter: None,
         }

@@ -52,7 +52,8 @@ mod unlinked;
 mod tests;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering::{self, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::thread;
 use std::time::Duration;
 
@@ -111,6 +112,8 @@ pub(crate) struct XfsTransactions {
     /// What is being discarded. No transaction takes it meanwhile.
     discarded: DiscardedExtents,
     unlinked: UnlinkedOrder,
+    /// How often data was written in place, where no commit flushes the device for it.
+    in_place: AtomicU64,
     /// The fields of the superblock, which change only when it is written.
     superblock: XfsSuperblockFields,
     /// Whether the superblock says that the volume has attributes.
@@ -138,6 +141,7 @@ impl XfsTransactions {
             given_up: UnsettledExtents::default(),
             discarded: DiscardedExtents::default(),
             unlinked: UnlinkedOrder::default(),
+            in_place: AtomicU64::new(0),
             superblock: superblock.fields,
             has_attributes: AtomicBool::new(
                 superblock.fields.version_bits().contains(XfsVersionBits::ATTR),
@@ -179,6 +183,16 @@ impl XfsTransactions {
 
     pub(crate) fn log(&self) -> &XfsLog {
         &self.log
+    }
+
+    /// Says that data was written in place: no commit flushes the device for it.
+    pub(crate) fn note_in_place(&self) {
+        self.in_place.fetch_add(1, SeqCst);
+    }
+
+    /// How often data was written in place.
+    pub(crate) fn in_place(&self) -> u64 {
+        self.in_place.load(SeqCst)
     }
 
     pub(crate) fn counters(&self) -> &VolumeCounters {

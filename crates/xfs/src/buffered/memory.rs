@@ -36,9 +36,24 @@ impl BufferedFile {
         }
     }
 
+    pub(crate) fn ino(&self) -> Ino {
+        self.ino
+    }
+
     /// The size of the file.
     pub(crate) fn size(&self) -> u64 {
         self.state.read().size
+    }
+
+    /// How often bytes were written to memory.
+    pub(crate) fn writes(&self) -> u64 {
+        self.state.read().writes
+    }
+
+    /// The size of the file, and the blocks in memory that take others at write-back.
+    pub(crate) fn size_and_blocks(&self) -> (u64, u64) {
+        let state = self.state.read();
+        (state.size, state.take_count)
     }
 
     /// Whether its last row could not be written back.
@@ -57,6 +72,8 @@ impl BufferedFile {
 pub(super) struct DirtyState {
     pub(super) runs: DirtyRuns,
     pub(super) size: u64,
+    /// How often bytes were written to memory.
+    pub(super) writes: u64,
     /// The size on the device.
     pub(super) stored_size: u64,
     /// When the oldest bytes were written.
@@ -82,6 +99,7 @@ impl DirtyState {
         Self {
             runs: DirtyRuns::new(|_| 0),
             size,
+            writes: 0,
             stored_size: size,
             since: None,
             takes: Ranges::default(),

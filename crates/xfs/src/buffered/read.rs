@@ -12,9 +12,6 @@ use crate::data::FileContent;
 use crate::file::index;
 use crate::inode::{LoadedInode, file_id};
 
-/// The bytes that [`XfsBufferedData::visit`] shows at once.
-const PART_BYTES: u64 = 1 << 20;
-
 impl XfsBufferedData<'_> {
     /// Calls `read` with what the device has of a file, as one commit has left it. It may be called
     /// again, whatever it found.
@@ -104,7 +101,15 @@ impl XfsBufferedData<'_> {
             }
             // In this order: what leaves memory is on the device before.
             let in_memory = file.state.read().runs.first_row(&(at..size));
-            let stored = self.stored(file.ino, |content| content.next_data(at))?;
+            let stored = self.stored(file.ino, |content| {
+                // The block of the end there is data as a whole when the file ends behind it.
+                let stored = content.size();
+                let whole = self.covered(&(0..stored)).end;
+                let from = if (stored..whole).contains(&at) { stored - 1 } else { at };
+                let found = content.next_data(from)?;
+                let end = |data: &Range<u64>| if data.end == stored { whole } else { data.end };
+                Ok(found.map(|data| data.start.max(at)..end(&data)))
+            })?;
             let first = [in_memory, stored].into_iter().flatten().min_by_key(|range| range.start);
             let first = first.map(|range| range.start..range.end.min(size));
             match (&mut found, first) {
@@ -113,31 +118,5 @@ impl XfsBufferedData<'_> {
                 _ => return Ok(found),
             }
         }
-    }
-
-    /// Gives the data in `range` to `visit` in parts. Holes are left out.
-    pub(crate) fn visit(
-        &self,
-        file: &BufferedFile,
-        range: Range<u64>,
-        visit: &mut dyn FnMut(u64, &[u8]) -> Result<()>,
-    ) -> Result<()> {
-        let (mut at, mut part) = (range.start, Vec::new());
-        while at < range.end {
-            let next = self.next_data(file, at)?.filter(|data| data.start < range.end);
-            let Some(data) = next else { return Ok(()) };
-            let end = data.end.min(range.end);
-            at = data.start;
-            while at < end {
-                part.resize(index((end - at).min(PART_BYTES)), 0);
-                let count = self.read(file, at, &mut part)?;
-                visit(at, part.get(..count).unwrap_or_default())?;
-                if count == 0 {
-                    return Ok(());
-                }
-                at += count as u64;
-            }
-        }
-        Ok(())
     }
 }

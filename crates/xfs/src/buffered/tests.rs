@@ -9,6 +9,7 @@ mod threads;
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use offshoot_device::BlockDevice;
 use offshoot_kit::counter::WriteStop;
@@ -32,7 +33,7 @@ use crate::{XfsOptions, XfsVolume, check_xfs};
 const FILES: [&str; 4] = ["one", "two", "three", "four"];
 
 /// A bound that no test reaches by itself.
-const WIDE: BufferLimits = BufferLimits::of_cache(128 << 20);
+const WIDE: BufferLimits = BufferLimits { bytes: 64 << 20, age: Duration::from_secs(30) };
 
 /// A volume that the kernel has made, with empty files.
 struct BufferedVolume {
@@ -100,6 +101,12 @@ impl BufferedVolume {
         drop(mount);
         self.disk.assert_checks();
     }
+}
+
+/// Writes a file back, and what was written in place is durable then.
+fn make_durable(data: &XfsBufferedData<'_>, file: &BufferedFile) -> offshoot_vfs::Result<()> {
+    data.write_back(file)?;
+    data.flush_places()
 }
 
 /// All bytes of a file.
@@ -303,11 +310,12 @@ impl BufferModel {
         let [start, end] = [bytes.start, bytes.end].map(|at| index(at).min(file.bytes.len()));
         assert!(found[..count] == file.bytes[start..end], "{bytes:?} of {}", file.name);
         let mut shown = vec![0; file.bytes.len()];
-        let visit = &mut |at: u64, part: &[u8]| {
-            shown[index(at)..index(at) + part.len()].copy_from_slice(part);
-            Ok(())
-        };
-        data.visit(&file.buffer, 0..u64::MAX, visit).unwrap();
+        let mut at = 0;
+        while let Some(found) = data.next_data(&file.buffer, at).unwrap() {
+            at = found.end;
+            let part = &mut shown[index(found.start)..index(found.end)];
+            assert_eq!(data.read(&file.buffer, found.start, part).unwrap(), part.len());
+        }
         assert!(shown == file.bytes, "the data of {}", file.name);
         assert_eq!(file.buffer.size(), file.bytes.len() as u64);
     }
@@ -352,7 +360,7 @@ impl BufferModel {
                 let bytes = self.range(block, 20);
                 data.write_back_range(&self.files[file].buffer, &bytes).unwrap();
             }
-            28 => data.make_durable(&self.files[file].buffer).unwrap(),
+            28 => make_durable(&data, &self.files[file].buffer).unwrap(),
             29 => data.write_back_all().unwrap(),
             30 => {
                 let blocks = self.whole(block, 20);

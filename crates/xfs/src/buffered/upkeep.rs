@@ -11,8 +11,10 @@ use super::{XfsBufferedData, count};
 /// How long the background leaves data alone that it could not write back.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// The background looks for old data so many times in the age at which it is written back.
+/// The background looks for old data so many times in the age at which it is written back, but not
+/// more often than after the least pause.
 const LOOKS: u32 = 6;
+const LEAST_PAUSE: Duration = Duration::from_millis(10);
 
 impl XfsBufferedData<'_> {
     fn is_below(&self, part: u64) -> bool {
@@ -80,12 +82,15 @@ impl XfsBufferedData<'_> {
         if self.is_below(2) { outcome } else { outcome.and(self.relieve(self.files.all())) }
     }
 
-    /// Writes back in the background until [`Self::end_background`]. Data that cannot be written
-    /// back stays in memory, and the calls that want it durable say why.
-    pub(crate) fn run_background(&self) {
+    /// Writes back in the background until [`Self::end_background`], or until `enter` says that
+    /// writing has ended. Data that cannot be written back stays in memory, and the calls that want
+    /// it durable say why.
+    pub(crate) fn run_background<G>(&self, enter: impl Fn() -> Option<G>) {
         let signal = &self.files.signal;
-        while signal.pause(self.files.limits.age / LOOKS) {
+        while signal.pause((self.files.limits.age / LOOKS).max(LEAST_PAUSE)) {
+            let Some(call) = enter() else { return };
             let is_done = self.write_back_due().is_ok();
+            drop(call);
             let again = Instant::now() + PAUSE;
             while let Some(rest) = again.checked_duration_since(Instant::now())
                 && !is_done

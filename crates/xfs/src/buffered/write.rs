@@ -62,7 +62,8 @@ impl XfsBufferedData<'_> {
     }
 
     /// Calls `change`, and once more after everything was written back if too few blocks were free.
-    fn with_space(&self, mut change: impl FnMut() -> Result<()>) -> Result<()> {
+    /// The caller has no transaction and no [`SettledFile`].
+    pub(crate) fn with_space<T>(&self, mut change: impl FnMut() -> Result<T>) -> Result<T> {
         match change() {
             Err(Error::Posix { errno: Errno::NOSPC, .. }) => {
                 count(&self.files.counters.waits_for_space, 1);
@@ -92,6 +93,7 @@ impl XfsBufferedData<'_> {
         let was_empty = state.runs.is_empty();
         self.add(&mut state, &gaps, &edges, (offset, data));
         state.size = state.size.max(bytes.end);
+        state.writes += 1;
         if was_empty && !gaps.is_empty() {
             state.since = Some(Instant::now());
             self.files.dirty.lock().insert(file.ino, file.clone());
@@ -201,7 +203,8 @@ impl XfsBufferedData<'_> {
         }
     }
 
-    /// Writes bytes past memory. Those that are no whole blocks go through memory, and out at once.
+    /// Writes bytes past memory, in which nothing of the file stays. Those that are no whole blocks
+    /// go through memory.
     ///
     /// # Errors
     /// As [`Self::write`], and those of the device.
@@ -217,13 +220,13 @@ impl XfsBufferedData<'_> {
         let bytes = require_bytes(format_args!("inode {}", file.ino), offset, data.len() as u64)?;
         if self.covered(&bytes) != bytes {
             self.write(file, offset, data)?;
-            return self.write_back_range(file, &bytes);
+            return self.write_back(file);
         }
         self.with_space(|| self.write_to_places(file, &bytes, data))
     }
 
     fn write_to_places(&self, file: &BufferedFile, bytes: &Range<u64>, data: &[u8]) -> Result<()> {
-        let settled = self.settle(file, bytes)?;
+        let settled = self.settle(file, &(0..u64::MAX))?;
         let log = self.transactions.geometry().block_log;
         let changes = self.changes();
         let places = changes.prepare_write(file.ino, bytes.start >> log..bytes.end >> log)?;
@@ -236,7 +239,6 @@ impl XfsBufferedData<'_> {
         if let Err(error) = self.send(pieces) {
             return changes.abandon_write(file.ino, &places).and(Err(error));
         }
-        self.note_places(&places);
         let size = file.size();
         let grown = Some(bytes.end).filter(|end| *end > size);
         changes.commit_write(file.ino, &places, grown)?;
@@ -267,32 +269,48 @@ impl XfsBufferedData<'_> {
     /// Sets the size. What is in memory behind a smaller one goes away without being written.
     ///
     /// # Errors
-    /// `EFBIG` when no file can have this size, and those of the change.
+    /// `EFBIG` when no file can have this size, and those of the change. The file keeps what is in
+    /// memory then, up to the size that it has.
     pub(crate) fn truncate(&self, file: &BufferedFile, size: u64) -> Result<()> {
         require_bytes(format_args!("inode {}", file.ino), size, 0)?;
+        self.with_space(|| self.truncate_once(file, size))
+    }
+
+    fn truncate_once(&self, file: &BufferedFile, size: u64) -> Result<()> {
         let _outgoing = file.outgoing.lock();
-        {
+        let is_longer = {
             let mut state = file.state.write();
             state.require_file(file.ino)?;
-            self.forget(file, &mut state, &(size.next_multiple_of(self.block_bytes())..u64::MAX));
-            state.runs.clear_behind(size, self.block_bytes());
-            state.size = state.size.min(size);
-        }
-        let must_write = {
-            let state = file.state.read();
-            // A size on the device shows no blocks that are only in memory.
-            size > state.stored_size && state.size > state.stored_size
+            let is_longer = size > state.stored_size;
+            if is_longer {
+                // The device has nothing behind it, and only grows.
+                self.cut(file, &mut state, size);
+            }
+            is_longer && state.size > state.stored_size
         };
-        let outcome = if must_write { self.write_back_held(file, &(0..u64::MAX)) } else { Ok(()) };
+        // A size on the device shows no blocks that are only in memory.
+        let outcome = if is_longer { self.write_back_held(file, &(0..u64::MAX)) } else { Ok(()) };
         let outcome = outcome.and_then(|()| self.changes().truncate(file.ino, size));
         // One that failed may have set the size, and left blocks behind it. If the size cannot be
-        // read either, the least that it can be is right: a commit only raises it.
-        let found = if outcome.is_ok() { Ok(size) } else { self.changes().size(file.ino) };
+        // read either, the file is as it was.
+        let found = if outcome.is_ok() { Some(size) } else { self.changes().size(file.ino).ok() };
         let mut state = file.state.write();
         state.hole_from = None;
-        state.stored_size = found.unwrap_or(size.min(state.stored_size));
-        state.size = if outcome.is_ok() { size } else { state.size.max(state.stored_size) };
+        let before = state.stored_size;
+        state.stored_size = found.unwrap_or(before);
+        if outcome.is_ok() || state.stored_size < before {
+            let size = state.stored_size;
+            self.cut(file, &mut state, size);
+            state.size = size;
+        }
         outcome
+    }
+
+    /// Cuts off what is in memory behind a size.
+    fn cut(&self, file: &BufferedFile, state: &mut DirtyState, size: u64) {
+        self.forget(file, state, &(size.next_multiple_of(self.block_bytes())..u64::MAX));
+        state.runs.clear_behind(size, self.block_bytes());
+        state.size = state.size.min(size);
     }
 
     /// Forgets what is in memory: the file is removed. Nothing of it is written back any more.
@@ -303,6 +321,6 @@ impl XfsBufferedData<'_> {
         state.is_discarded = true;
         self.forget(file, &mut state, &(0..u64::MAX));
         drop(state);
-        self.files.open.lock().remove(file);
+        self.files.open(file.ino).lock().remove(file);
     }
 }

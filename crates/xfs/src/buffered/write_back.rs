@@ -11,7 +11,6 @@
 use std::io::IoSlice;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::SeqCst;
 use std::time::Instant;
 
 use offshoot_kit::runs::BufferRun;
@@ -20,7 +19,7 @@ use offshoot_xfs_format::FsBlock;
 
 use super::memory::BufferedFile;
 use super::{XfsBufferedData, count};
-use crate::file::{XfsWriteKind, XfsWritePlace, index};
+use crate::file::{XfsWritePlace, index};
 
 /// The most bytes of a row.
 const ROW_BYTES: u64 = 32 << 20;
@@ -81,28 +80,30 @@ impl OutgoingRow<'_> {
 
 impl XfsBufferedData<'_> {
     /// Writes back what a range has in memory, and returns when that is on its way to the device:
-    /// [`Self::make_durable`] waits for the device.
+    /// [`Self::flush_places`] and the log wait for the device.
     pub(crate) fn write_back_range(&self, file: &BufferedFile, bytes: &Range<u64>) -> Result<()> {
         let _outgoing = file.outgoing.lock();
         self.write_back_held(file, bytes)
     }
 
     /// Writes back everything that a file has in memory.
+    ///
+    /// # Errors
+    /// Those of this call. What was not written back stays in memory, so an error that a write-back
+    /// met before is met again, or is over.
     pub(crate) fn write_back(&self, file: &BufferedFile) -> Result<()> {
         self.write_back_range(file, &(0..u64::MAX))
     }
 
-    /// Writes back everything that a file has in memory. All of it is durable when the log is
-    /// forced up to the last commit of the inode afterwards.
+    /// Makes durable what was written in place, by write-backs and direct writes. What they wrote
+    /// elsewhere is durable when the log is forced up to the last commit of the inode.
     ///
     /// # Errors
-    /// Those of this call. What was not written back stays in memory, so an error that a write-back
-    /// met before is met again, or is over. A flush that fails ends all writing.
-    pub(crate) fn make_durable(&self, file: &BufferedFile) -> Result<()> {
-        self.write_back(file)?;
+    /// Those of the device. A flush that fails ends all writing.
+    pub(crate) fn flush_places(&self) -> Result<()> {
         let mut flushed = self.files.flushed.lock();
         self.transactions.log().require_running()?;
-        let written = self.files.in_place.load(SeqCst);
+        let written = self.transactions.in_place();
         if *flushed < written {
             // A device may lose what a failed flush should have made durable, and say nothing of it
             // at the next one, which the log takes for all that was written before.
@@ -111,13 +112,6 @@ impl XfsBufferedData<'_> {
             *flushed = written;
         }
         Ok(())
-    }
-
-    /// Notes that places were written. No commit flushes the device for those in place.
-    pub(super) fn note_places(&self, places: &[XfsWritePlace]) {
-        if places.iter().any(|place| place.kind == XfsWriteKind::InPlace) {
-            self.files.in_place.fetch_add(1, SeqCst);
-        }
     }
 
     /// Writes back what is in memory of all files now.
@@ -243,7 +237,6 @@ impl XfsBufferedData<'_> {
     /// Lets the file map what was written. Bytes that did not change meanwhile leave memory.
     fn commit(&self, row: &OutgoingRow<'_>) -> Result<()> {
         let file = row.file;
-        self.note_places(&row.places);
         let changes = self.changes().with_promise(&file.promise);
         let committed = changes.commit_write(file.ino, &row.places, row.size);
         committed.inspect_err(|_| self.failed(row))?;

@@ -54,16 +54,19 @@ pub(crate) struct ChangedHashFork<'t, 'e> {
     pub(crate) step: ForkStep,
     /// The extents that it has taken.
     taken: u32,
+    /// Extents that were looked up, as long as none changes. A change of one name looks for the
+    /// same few blocks again and again.
+    seen: Vec<XfsExtent>,
     is_directory: bool,
 }
 
 impl<'t, 'e> ChangedHashFork<'t, 'e> {
     pub(crate) fn of_attributes(t: &'t mut XfsTransaction<'e>, ino: Ino) -> Self {
-        Self { t, ino, step: ForkStep::default(), taken: 0, is_directory: false }
+        Self { t, ino, step: ForkStep::default(), taken: 0, seen: Vec::new(), is_directory: false }
     }
 
     pub(crate) fn of_directory(t: &'t mut XfsTransaction<'e>, ino: Ino) -> Self {
-        Self { t, ino, step: ForkStep::default(), taken: 0, is_directory: true }
+        Self { t, ino, step: ForkStep::default(), taken: 0, seen: Vec::new(), is_directory: true }
     }
 
     pub(crate) fn geometry(&self) -> &'e XfsGeometry {
@@ -110,10 +113,15 @@ impl<'t, 'e> ChangedHashFork<'t, 'e> {
 
     /// The extent with block `at` of the fork, if it is mapped.
     fn find_extent(&mut self, at: FileBlock) -> Result<Option<XfsExtent>> {
+        let has_block = |extent: &&XfsExtent| (extent.offset.0..end(extent)).contains(&at.0);
+        if let Some(seen) = self.seen.iter().find(has_block) {
+            return Ok(Some(*seen));
+        }
         let found = mapped(self.t, self.ino, self.name(), at)?;
         if found.is_some_and(|extent| extent.is_unwritten) {
             return Err(self.damaged(format!("block {at} is unwritten")));
         }
+        self.seen.extend(found);
         Ok(found)
     }
 
@@ -205,13 +213,11 @@ impl<'t, 'e> ChangedHashFork<'t, 'e> {
     pub(crate) fn store(&mut self, at: FileBlock, bytes: &[u8]) -> Result<()> {
         let (runs, role) = (self.runs(at)?, self.role(at));
         let place = runs.at();
-        let old = self.t.read(runs, role)?.to_vec();
-        for ((old, new), index) in old.chunks(CHUNK).zip(bytes.chunks(CHUNK)).zip(0..) {
-            if old != new {
-                self.t.put(place, index * CHUNK, new)?;
-            }
-        }
-        Ok(())
+        let pairs = self.t.read(runs, role)?.chunks(CHUNK).zip(bytes.chunks(CHUNK)).zip(0..);
+        let changed = pairs.filter(|((old, new), _)| old != new);
+        let changed: Vec<(usize, &[u8])> =
+            changed.map(|((_, new), index)| (index * CHUNK, new)).collect();
+        changed.into_iter().try_for_each(|(at, new)| self.t.put(place, at, new))
     }
 
     /// Changes a block. Returns what `change` does.
@@ -299,6 +305,7 @@ impl<'t, 'e> ChangedHashFork<'t, 'e> {
         let Some((ag, found)) = allocate_anywhere(self.t, near, &wish)? else { return Ok(None) };
         let start = geometry.fs_block(ag, found.start);
         let extent = XfsExtent { offset: at, start, count: found.count, is_unwritten: false };
+        self.seen.clear();
         let ForkStep { tree_blocks, .. } = map_extent(self.t, self.ino, fork, &extent)?;
         self.step.tree_blocks.extend(tree_blocks);
         Ok(Some(found.count))
@@ -364,6 +371,7 @@ impl<'t, 'e> ChangedHashFork<'t, 'e> {
 
     /// Unmaps up to `most` extents of a range, the last ones first. Returns whether all are.
     pub(crate) fn unmap(&mut self, range: Range<u64>, most: usize) -> Result<bool> {
+        self.seen.clear();
         let ForkStep { extents, tree_blocks, is_done } =
             unmap_extents(self.t, self.ino, self.name(), range, most)?;
         self.step.extents.extend(extents);

@@ -182,6 +182,9 @@ impl XfsFileChanges<'_> {
         places: &[XfsWritePlace],
         size: Option<u64>,
     ) -> Result<()> {
+        if places.iter().any(|place| place.kind == XfsWriteKind::InPlace) {
+            self.transactions.note_in_place();
+        }
         let mut left: Vec<_> = places.iter().rev().copied().collect();
         let outcome = self.commit_places(ino, &mut left, size);
         outcome.or_else(|error| self.abandon_write(ino, &left).and(Err(error)))

@@ -147,9 +147,8 @@ impl FileSystemMut for XfsFiles {
         self.0.live()?.write(file, offset, data, at).map_err(of(file))
     }
 
-    /// Data is written through, so a write leaves nothing in memory.
     fn write_direct(&self, file: FileId, offset: u64, data: &[u8], at: Timestamp) -> Result<()> {
-        self.0.live()?.write(file, offset, data, at).map_err(of(file))
+        self.0.live()?.write_direct(file, offset, data, at).map_err(of(file))
     }
 
     fn fallocate(

@@ -26,7 +26,7 @@ impl XfsLive {
             None => None,
         };
         if let Some(size) = set.size {
-            self.contents(file).truncate(size)?;
+            self.contents(file)?.truncate(size)?;
         }
         let change = |core: &mut XfsInodeCore| change_attributes(core, set, at);
         match list {

@@ -1,160 +1,111 @@
 //! The contents of one file. The caller has the lock of the inode: exclusively to change them,
 //! shared to read.
 //!
-//! Data is written through: a write takes places (`file`), writes whole blocks there, and makes
-//! them visible. A part of a block is filled from the file, or with zeros:
-//!
-//! ```text
-//! write        |    .ddd|dddd|dd..    |     d: the bytes of the caller
-//! blocks       |rrrrrddd|dddd|ddrrrrrr|     r: read from the file, zeros behind its end
-//! ```
+//! A write leaves its bytes in memory (`buffered`), and the times of the file in a commit. Like the
+//! kernel's clock for files, this one ticks: writes within one tick of the times that a file has
+//! leave them as they are.
 
-use std::io::IoSlice;
 use std::ops::Range;
 use std::sync::Arc;
 
-use offshoot_vfs::{FileId, Result, Timestamp};
+use offshoot_vfs::{Attr, FileId, Result, Timestamp};
 use offshoot_xfs_format::inode::XfsInodeFlags;
 
 use super::{XfsLive, ino_of, refuse_flags};
+use crate::buffered::{BufferedFile, XfsBufferedData};
 use crate::data::FileContent;
-use crate::file::{XfsWriteKind, XfsWritePlace, index, require_bytes};
-use crate::inode::LoadedInode;
+use crate::file::{index, require_bytes};
+use crate::trans::XfsInodeCommit;
 
-/// The most bytes that a step of a write has, and that are shown at once.
+/// The most bytes that are shown at once.
 const PIECE_BYTES: u64 = 1 << 20;
 
+/// Where data of a file begins and ends that a search found.
+pub(super) type DataRun = Range<u64>;
+
 /// The contents of a file.
-#[derive(Clone, Copy, Debug)]
 pub(super) struct LiveContents<'l> {
-    live: &'l XfsLive,
-    file: FileId,
+    pub(super) data: XfsBufferedData<'l>,
+    pub(super) buffer: Arc<BufferedFile>,
+}
+
+/// What each change of a file makes another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ContentMarks {
+    commit: Option<XfsInodeCommit>,
+    /// Writes in place of all files.
+    in_place: u64,
+    buffered: u64,
 }
 
 impl LiveContents<'_> {
-    fn inode(&self) -> Result<Arc<LoadedInode>> {
-        self.live.inode(self.file)
+    pub(super) fn marks(&self) -> ContentMarks {
+        let transactions = self.data.transactions;
+        ContentMarks {
+            commit: transactions.last_commit(self.buffer.ino()),
+            in_place: transactions.in_place(),
+            buffered: self.buffer.writes(),
+        }
     }
 
-    /// Calls `read` with what the last commit has left.
-    fn committed<T>(&self, read: impl FnOnce(&FileContent<'_>) -> Result<T>) -> Result<T> {
-        let inode = self.inode()?;
-        FileContent::new(self.live.buffers(), &inode).and_then(|content| read(&content))
-    }
-
-    /// The size; `EISDIR` and `EINVAL` for what has no contents.
-    pub(super) fn size(&self) -> Result<u64> {
-        self.committed(|content| Ok(content.size()))
+    pub(super) fn size(&self) -> u64 {
+        self.buffer.size()
     }
 
     /// Fills `buf` from `offset` on, and returns the number of bytes.
     pub(super) fn read(&self, offset: u64, buf: &mut [u8]) -> Result<usize> {
-        self.committed(|content| content.read(&self.live.read_ahead, offset, buf))
+        self.data.read(&self.buffer, offset, buf)
     }
 
     /// The first range of data from `offset` on.
     pub(super) fn next_data(&self, offset: u64) -> Result<Option<Range<u64>>> {
-        self.committed(|content| content.next_data(offset))
+        self.data.next_data(&self.buffer, offset)
     }
 
-    /// The first data in a range, as much as is shown or copied at once.
-    pub(super) fn first_data(&self, range: Range<u64>) -> Result<Option<Range<u64>>> {
-        self.committed(|content| content.first_data(range, PIECE_BYTES))
-    }
-
-    /// Tells the device of the data.
-    pub(super) fn prefetch(&self) -> Result<()> {
-        self.committed(|content| {
-            content.prefetch(0..content.size());
-            Ok(())
-        })
-    }
-
-    /// Writes bytes, and makes the file longer if it ends before them. Says in `is_changed` when a
-    /// part of them may show, also if the rest fails.
-    pub(super) fn write(&self, offset: u64, data: &[u8], is_changed: &mut bool) -> Result<()> {
-        let (mut at, mut rest) = (offset, data);
-        while !rest.is_empty() {
-            // Pieces end at multiples, so that no block belongs to two of them.
-            let room = PIECE_BYTES - at % PIECE_BYTES;
-            let (piece, behind) = rest.split_at(rest.len().min(index(room)));
-            self.write_piece(at, piece, is_changed)?;
-            at += piece.len() as u64;
-            rest = behind;
+    /// Replaces `run`, if it ends before `at`, by the next data of the file, or by an empty range
+    /// behind the end of all files. Returns where the data begins from `at` on.
+    pub(super) fn data_from(&self, at: u64, run: &mut DataRun) -> Result<u64> {
+        if run.end <= at {
+            *run = self.next_data(at)?.unwrap_or(u64::MAX..u64::MAX);
         }
-        Ok(())
+        Ok(run.start.max(at))
     }
 
-    fn write_piece(&self, offset: u64, data: &[u8], is_changed: &mut bool) -> Result<()> {
-        let (ino, changes) = (ino_of(self.file), self.live.file_changes());
-        let end = offset + data.len() as u64;
-        let block = self.live.block_bytes();
-        let blocks = offset / block..end.div_ceil(block);
-        let size = self.size()?;
-        let [head, tail] = self.edges(&(offset..end))?;
-        let places = changes.prepare_write(ino, blocks.clone())?;
-        *is_changed |= places.iter().any(|place| place.kind == XfsWriteKind::InPlace);
-        let pieces = [&head[..], data, &tail[..]];
-        let stored =
-            places.iter().try_for_each(|place| self.store(place, blocks.start * block, &pieces));
-        if let Err(error) = stored {
-            return changes.abandon_write(ino, &places).and(Err(error));
-        }
-        *is_changed = true;
-        changes.commit_write(ino, &places, (end > size).then_some(end))
-    }
-
-    /// What blocks hold in front of a range and behind it, as far as it has only a part of them.
-    fn edges(&self, range: &Range<u64>) -> Result<[Vec<u8>; 2]> {
-        let block = self.live.block_bytes();
-        let edges = [
-            range.start / block * block..range.start,
-            range.end..range.end.next_multiple_of(block),
-        ];
-        let mut found = [Vec::new(), Vec::new()];
-        for (edge, bytes) in edges.iter().zip(&mut found) {
-            bytes.resize(index(edge.end - edge.start), 0);
-            // What is behind the end stays zeros.
-            if !bytes.is_empty() {
-                self.read(edge.start, bytes)?;
-            }
-        }
-        Ok(found)
-    }
-
-    /// Writes what a place gets of `pieces`, which follow each other from byte `start` of the file.
-    fn store(&self, place: &XfsWritePlace, start: u64, pieces: &[&[u8]]) -> Result<()> {
-        let geometry = self.live.transactions.geometry();
-        let at = self.live.file_changes().device_place(place.start)?;
-        let from = (place.at.0 << geometry.block_log) - start;
-        let wanted = from..from + (u64::from(place.count) << geometry.block_log);
-        let (mut parts, mut begin) = (Vec::with_capacity(pieces.len()), 0);
-        for piece in pieces {
-            let end = begin + piece.len() as u64;
-            let part = wanted.start.max(begin)..wanted.end.min(end);
-            if part.start < part.end {
-                let bytes = piece.get(index(part.start - begin)..index(part.end - begin));
-                parts.push(IoSlice::new(bytes.unwrap_or_default()));
-            }
-            begin = end;
-        }
-        self.live.buffers().write_pieces(at, &parts)
+    /// Writes bytes, and makes the file longer if it ends before them.
+    pub(super) fn write(&self, offset: u64, data: &[u8]) -> Result<()> {
+        self.data.write(&self.buffer, offset, data)
     }
 
     /// Sets the size.
     pub(super) fn truncate(&self, size: u64) -> Result<()> {
-        self.size()?;
-        self.live.file_changes().truncate(ino_of(self.file), size)
+        self.data.truncate(&self.buffer, size)
     }
 }
 
 impl XfsLive {
-    /// The contents of a file whose lock the caller has.
-    pub(super) fn contents(&self, file: FileId) -> LiveContents<'_> {
-        LiveContents { live: self, file }
+    /// What reads and changes data through memory.
+    pub(super) fn data(&self) -> XfsBufferedData<'_> {
+        XfsBufferedData {
+            transactions: &self.transactions,
+            ids: &self.ids,
+            inodes: &self.reading,
+            read_ahead: &self.read_ahead,
+            files: &self.buffered,
+        }
     }
 
-    /// Writes bytes to a file.
+    /// The contents of a file whose lock the caller has; `EISDIR` and `EINVAL` for what has none.
+    pub(super) fn contents(&self, file: FileId) -> Result<LiveContents<'_>> {
+        let (data, used) = (self.data(), self.inodes.get(ino_of(file)));
+        let mut kept = used.buffer.lock();
+        let buffer = match &*kept {
+            Some(buffer) => buffer.clone(),
+            None => kept.insert(data.file(ino_of(file))?).clone(),
+        };
+        Ok(LiveContents { data, buffer })
+    }
+
+    /// Writes bytes to a file. They are in memory until they are written back.
     pub(crate) fn write(
         &self,
         file: FileId,
@@ -162,38 +113,67 @@ impl XfsLive {
         data: &[u8],
         at: Timestamp,
     ) -> Result<()> {
+        self.change_data(file, offset, data, at, |contents| contents.write(offset, data))
+    }
+
+    /// The same, and nothing of the file stays in memory.
+    pub(crate) fn write_direct(
+        &self,
+        file: FileId,
+        offset: u64,
+        data: &[u8],
+        at: Timestamp,
+    ) -> Result<()> {
+        self.change_data(file, offset, data, at, |LiveContents { data: way, buffer }| {
+            way.write_direct(buffer, offset, data)
+        })
+    }
+
+    fn change_data(
+        &self,
+        file: FileId,
+        offset: u64,
+        data: &[u8],
+        at: Timestamp,
+        write: impl FnOnce(&LiveContents<'_>) -> Result<()>,
+    ) -> Result<()> {
         let _call = self.enter()?;
         let ino = ino_of(file);
         let _locked = self.inodes.write([ino]);
-        let (inode, contents) = (self.inode(file)?, self.contents(file));
-        let size = contents.size()?;
+        let (inode, contents) = (self.inode(file)?, self.contents(file)?);
         refuse_flags(&inode, XfsInodeFlags::IMMUTABLE)?;
-        if offset != size {
+        if offset != contents.size() {
             refuse_flags(&inode, XfsInodeFlags::APPEND)?;
         }
         require_bytes(file, offset, data.len() as u64)?;
         if data.is_empty() {
             return Ok(());
         }
-        let mut is_changed = false;
-        let outcome = contents.write(offset, data, &mut is_changed);
-        self.touch_changed(ino, at, outcome, is_changed)?;
+        let before = contents.marks();
+        let written = write(&contents);
+        // One that fails may have written its front.
+        let is_changed = contents.marks() != before;
+        let touched = if is_changed { self.touch_written(&inode, at) } else { Ok(()) };
+        written.and(touched)?;
         self.keep_synchronous(&inode)
     }
 
     pub(crate) fn read(&self, file: FileId, offset: u64, buf: &mut [u8]) -> Result<usize> {
         let _locked = self.inodes.read(ino_of(file));
-        self.contents(file).read(offset, buf)
+        self.contents(file)?.read(offset, buf)
     }
 
     pub(crate) fn next_data(&self, file: FileId, offset: u64) -> Result<Option<Range<u64>>> {
         let _locked = self.inodes.read(ino_of(file));
-        self.contents(file).next_data(offset)
+        self.contents(file)?.next_data(offset)
     }
 
+    /// Tells the device of the data that it has.
     pub(crate) fn prefetch(&self, file: FileId) -> Result<()> {
-        let _locked = self.inodes.read(ino_of(file));
-        self.contents(file).prefetch()
+        let inode = self.inode(file)?;
+        let content = FileContent::new(self.buffers(), &inode)?;
+        content.prefetch(0..content.size());
+        Ok(())
     }
 
     /// Shows the data in a range, part by part. The file is not locked while a part is shown.
@@ -203,9 +183,9 @@ impl XfsLive {
         range: Range<u64>,
         visit: &mut dyn FnMut(u64, &[u8]) -> Result<()>,
     ) -> Result<()> {
-        let (mut at, mut part) = (range.start, Vec::new());
+        let (mut at, mut run, mut part) = (range.start, 0..0, Vec::new());
         while at < range.end {
-            let found = self.read_part(file, at..range.end, &mut part)?;
+            let found = self.read_part(file, at..range.end, &mut run, &mut part)?;
             let Some(start) = found else { return Ok(()) };
             visit(start, &part)?;
             at = start + part.len() as u64;
@@ -218,16 +198,35 @@ impl XfsLive {
         &self,
         file: FileId,
         range: Range<u64>,
+        run: &mut DataRun,
         part: &mut Vec<u8>,
     ) -> Result<Option<u64>> {
         let _locked = self.inodes.read(ino_of(file));
-        let contents = self.contents(file);
-        let Some(data) = contents.first_data(range)? else { return Ok(None) };
-        let len = (data.end - data.start).min(PIECE_BYTES);
+        let contents = self.contents(file)?;
+        let start = contents.data_from(range.start, run)?;
+        let end = run.end.min(range.end).min(start.saturating_add(PIECE_BYTES));
         part.clear();
-        part.resize(index(len), 0);
-        let count = contents.read(data.start, part)?;
+        part.resize(index(end.saturating_sub(start)), 0);
+        let count = contents.read(start, part)?;
         part.truncate(count);
-        Ok((count > 0).then_some(data.start))
+        Ok((count > 0).then_some(start))
+    }
+
+    /// The attributes of a file, with what of its data is in memory.
+    pub(crate) fn attr(&self, file: FileId) -> Result<Attr> {
+        // What leaves memory is on the device before.
+        let in_memory = || {
+            let buffer = self.buffered.in_use(ino_of(file))?;
+            Some(buffer.size_and_blocks())
+        };
+        let before = in_memory();
+        let inode = self.inode(file)?;
+        inode.see();
+        let mut attr = inode.attr(self.transactions.geometry())?;
+        if let Some((size, blocks)) = before.or_else(in_memory) {
+            attr.size = size;
+            attr.allocated_bytes += blocks * self.block_bytes();
+        }
+        Ok(attr)
     }
 }

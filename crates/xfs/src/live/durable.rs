@@ -8,45 +8,53 @@
 //! file        size    times        fsync forces 9, fdatasync 8
 //! ```
 
-use std::sync::atomic::Ordering;
-
 use offshoot_vfs::{FileFlags, FileId, Result, Timestamp};
 use offshoot_xfs_format::Ino;
 
 use super::inodes::TimesCommit;
 use super::{XfsLive, ino_of, touch};
-use crate::inode::{LoadedInode, xfs_time};
+use crate::inode::{LoadedInode, timestamp, xfs_time};
 use crate::log::LogSequence;
 use crate::trans::XfsTransactionKind as Kind;
+
+/// The clock for times of files ticks 250 times a second, as that of most kernels.
+const TICK_NANOS: i128 = 4_000_000;
+
+fn nanos(time: Timestamp) -> i128 {
+    i128::from(time.secs) * 1_000_000_000 + i128::from(time.nanos)
+}
 
 impl XfsLive {
     /// Makes everything durable that was done to a file.
     pub(crate) fn fsync(&self, file: FileId) -> Result<()> {
         let _call = self.enter()?;
         self.inode(file)?;
-        self.force(self.last_commit(ino_of(file)))
+        self.force_file(ino_of(file))
     }
 
-    /// The same but for times: the data of a write that changed nothing else needs no record.
+    /// The same but for times: a write in place changes nothing else, and needs no record.
     pub(crate) fn fdatasync(&self, file: FileId) -> Result<()> {
         let _call = self.enter()?;
         self.inode(file)?;
         let ino = ino_of(file);
+        self.write_data(ino)?;
         let Some(last) = self.transactions.last_commit(ino) else { return Ok(()) };
         let times = self.inodes.get(ino).state.lock().times;
         match times.filter(|times| times.commit == last) {
-            Some(times) if !self.is_durable(last.sequence) => {
-                self.flush_device()?;
-                self.force(times.before)
-            }
-            _ => self.force(Some(last.sequence)),
+            Some(times) => self.force(times.before),
+            None => self.force(Some(last.sequence)),
         }
     }
 
     /// Makes everything durable that was done.
     pub(crate) fn sync(&self) -> Result<()> {
         let _call = self.enter()?;
-        self.transactions.log().force_all()
+        let data = self.data();
+        // A file that cannot be written keeps no other from being durable.
+        let written = data.write_back_all();
+        let flushed = data.flush_places();
+        let forced = self.transactions.log().force_all();
+        written.and(flushed).and(forced)
     }
 
     /// Makes the last change of an inode durable, if its flags ask for that.
@@ -54,7 +62,21 @@ impl XfsLive {
         if !inode.flags().contains(FileFlags::SYNC) {
             return Ok(());
         }
-        self.force(self.last_commit(inode.ino))
+        self.force_file(inode.ino)
+    }
+
+    fn force_file(&self, ino: Ino) -> Result<()> {
+        self.write_data(ino)?;
+        self.force(self.last_commit(ino))
+    }
+
+    /// Writes the data of a file to its places. It is durable when the log is forced up to the last
+    /// commit of the file.
+    fn write_data(&self, ino: Ino) -> Result<()> {
+        if let Some(buffer) = self.buffered.in_use(ino) {
+            self.data().write_back(&buffer)?;
+        }
+        self.data().flush_places()
     }
 
     fn last_commit(&self, ino: Ino) -> Option<LogSequence> {
@@ -72,11 +94,17 @@ impl XfsLive {
         }
     }
 
-    /// Flushes the device. What a flush that failed has lost is not known, and the next one would
-    /// succeed without it: so that ends all writing, as a write of the log that fails does.
-    pub(super) fn flush_device(&self) -> Result<()> {
-        self.flushes.fetch_add(1, Ordering::Relaxed);
-        self.buffers().flush().inspect_err(|error| self.transactions.stop_writing(error))
+    /// The same when bytes were written. Within a tick of the times of the file it keeps them,
+    /// unless somebody has seen these.
+    pub(super) fn touch_written(&self, inode: &LoadedInode, at: Timestamp) -> Result<()> {
+        let is_now = |field| {
+            let age = nanos(at) - nanos(timestamp(inode.core.time(field)));
+            (0..TICK_NANOS).contains(&age)
+        };
+        if is_now(inode.core.mtime) && is_now(inode.core.ctime) && !inode.is_seen() {
+            return Ok(());
+        }
+        self.touch_data(inode.ino, at)
     }
 
     /// Sets the times of a file whose data has changed, after that. The caller has its lock.

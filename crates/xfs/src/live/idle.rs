@@ -1,5 +1,6 @@
-//! The thread of a volume that is written: it makes changes durable in time, covers the log, and
-//! tries to free inodes again that could not be freed.
+//! The threads of a volume that is written. One writes old data back, and what is too much of it
+//! (`buffered`). The other makes commits durable in time, covers the log, and tries to free inodes
+//! again that could not be freed:
 //!
 //! ```text
 //! interval   | changes |         |         |
@@ -46,34 +47,47 @@ impl IdleSignal {
     }
 }
 
-/// The thread. Dropping this ends it.
+/// The threads. Dropping this ends them.
 #[derive(Debug)]
-pub(crate) struct XfsIdleThread {
+pub(crate) struct XfsIdleThreads {
+    live: Arc<XfsLive>,
     signal: Arc<IdleSignal>,
-    thread: Option<JoinHandle<()>>,
+    threads: Vec<JoinHandle<()>>,
 }
 
-impl XfsIdleThread {
-    /// Starts the thread of a volume.
+impl XfsIdleThreads {
+    /// Starts the threads of a volume.
     pub(crate) fn start(live: &Arc<XfsLive>, interval: Duration) -> Result<Self> {
-        let (live, signal) = (live.clone(), Arc::<IdleSignal>::default());
-        let of_thread = signal.clone();
-        let thread = std::thread::Builder::new()
-            .name("xfs idle".to_owned())
-            .spawn(move || run(&live, &of_thread, interval.max(LEAST_INTERVAL)))
-            .map_err(|error| Error::io("starting the thread \"xfs idle\"", error))?;
-        Ok(Self { signal, thread: Some(thread) })
+        let interval = interval.max(LEAST_INTERVAL);
+        let mut started = Self { live: live.clone(), signal: Arc::default(), threads: Vec::new() };
+        let (of_thread, signal) = (live.clone(), started.signal.clone());
+        started.spawn("xfs idle", move || run(&of_thread, &signal, interval))?;
+        let of_thread = live.clone();
+        started.spawn("xfs write-back", move || {
+            of_thread.data().run_background(|| of_thread.enter().ok());
+        })?;
+        Ok(started)
+    }
+
+    fn spawn(&mut self, name: &str, run: impl FnOnce() + Send + 'static) -> Result<()> {
+        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(run);
+        let failed = |error| Error::io(format!("starting the thread \"{name}\""), error);
+        self.threads.push(thread.map_err(failed)?);
+        Ok(())
     }
 }
 
-impl Drop for XfsIdleThread {
+impl Drop for XfsIdleThreads {
     fn drop(&mut self) {
         *self.signal.is_ended.lock() = true;
         self.signal.ended.notify_all();
-        if let Some(Err(panic)) = self.thread.take().map(JoinHandle::join)
-            && !std::thread::panicking()
-        {
-            std::panic::resume_unwind(panic);
+        self.live.data().end_background();
+        for thread in self.threads.drain(..) {
+            if let Err(panic) = thread.join()
+                && !std::thread::panicking()
+            {
+                std::panic::resume_unwind(panic);
+            }
         }
     }
 }
@@ -82,20 +96,22 @@ fn run(live: &XfsLive, signal: &IdleSignal, interval: Duration) {
     let commits = || live.transactions.log().statistics().formats;
     let (mut forced, mut covered) = (commits(), None);
     while signal.wait(interval) {
+        // An error ends all writing, which the log tells; the next calls say so too.
+        let Ok(_call) = live.enter() else { return };
+        if live.data().flush_places().is_err() {
+            return;
+        }
         let now = commits();
         if covered == Some(now) {
             continue;
         }
-        // An error ends all writing, which the log tells; the next calls say so too.
-        let Ok(_call) = live.enter() else { return };
-        // Others may have freed the room that was missing.
-        live.free_again();
-        let now = commits();
         let log = live.transactions.log();
         let outcome = if now == forced { log.quiesce() } else { log.force_all() };
         if outcome.is_err() {
             return;
         }
         (forced, covered) = (now, (now == forced).then_some(now));
+        // Others may have freed the room that was missing.
+        live.free_again();
     }
 }

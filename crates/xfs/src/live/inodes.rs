@@ -11,6 +11,7 @@ use offshoot_kit::shards::{SHARDS, scatter};
 use offshoot_kit::sync::{ArcReadGuard, ArcWriteGuard, Mutex, RwLock};
 use offshoot_xfs_format::Ino;
 
+use crate::buffered::BufferedFile;
 use crate::log::LogSequence;
 use crate::trans::XfsInodeCommit;
 
@@ -61,6 +62,8 @@ impl LiveInodeState {
 pub(super) struct LiveInode {
     pub(super) ino: Ino,
     lock: Arc<RwLock<()>>,
+    /// The buffer of the file, once it was used. A file that is freed has none.
+    pub(super) buffer: Mutex<Option<Arc<BufferedFile>>>,
     pub(super) state: Mutex<LiveInodeState>,
 }
 
@@ -91,8 +94,8 @@ impl LiveInodes {
     /// An inode. It stays in the table at least until the result is dropped.
     pub(super) fn get(&self, ino: Ino) -> UsedInode<'_> {
         let new = || {
-            let (lock, state) = (Arc::default(), Mutex::default());
-            Arc::new(LiveInode { ino, lock, state })
+            let (lock, buffer, state) = (Arc::default(), Mutex::default(), Mutex::default());
+            Arc::new(LiveInode { ino, lock, buffer, state })
         };
         let inode = match self.shard(ino) {
             Some(shard) => {
@@ -196,6 +199,13 @@ pub(super) struct LockedFiles<'l> {
 }
 
 impl LockedFiles<'_> {
+    /// Forgets the buffer of one of them, which is freed.
+    pub(super) fn forget_buffer(&self, ino: Ino) {
+        if let Some(used) = self.used.iter().find(|used| used.ino == ino) {
+            *used.buffer.lock() = None;
+        }
+    }
+
     /// Changes the state of one of them.
     pub(super) fn with_state<T>(
         &self,

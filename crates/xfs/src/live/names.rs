@@ -29,7 +29,8 @@ impl XfsLive {
     fn make(&self, place: EntryPlace<'_>, kind: XfsNewKind<'_>, new: &NewFile) -> Result<FileId> {
         let _call = self.enter()?;
         let dir = self.directory(place.dir)?;
-        let ino = self.names().create(place_of(place), kind, new)?;
+        let create = || self.names().create(place_of(place), kind, new);
+        let ino = self.data().with_space(create)?;
         self.keep_synchronous(&dir)?;
         Ok(file_id(ino))
     }
@@ -72,7 +73,8 @@ impl XfsLive {
     ) -> Result<FileId> {
         let _call = self.enter()?;
         self.directory(dir)?;
-        let ino = self.names().create_unnamed(ino_of(dir), XfsNewKind::Regular, new)?;
+        let create = || self.names().create_unnamed(ino_of(dir), XfsNewKind::Regular, new);
+        let ino = self.data().with_space(create)?;
         // A thread that knows the number from the file before may be about to open that.
         let used = self.inodes.get(ino);
         let mut state = used.state.lock();
@@ -91,12 +93,13 @@ impl XfsLive {
         self.inode(file)?;
         let is_linkable = locked.with_state(ino, |state| state.is_linkable).unwrap_or(false);
         if is_linkable {
-            self.names().link_unnamed(ino, place_of(place), at)?;
+            let link = || self.names().link_unnamed(ino, place_of(place), at);
+            self.data().with_space(link)?;
             locked.with_state(ino, |state| {
                 (state.is_nameless, state.is_linkable) = (false, false);
             });
         } else {
-            self.names().link(ino, place_of(place), at)?;
+            self.data().with_space(|| self.names().link(ino, place_of(place), at))?;
         }
         drop(locked);
         self.keep_synchronous(&dir)
@@ -105,14 +108,14 @@ impl XfsLive {
     pub(crate) fn unlink(&self, place: EntryPlace<'_>, at: Timestamp) -> Result<()> {
         let _call = self.enter()?;
         let dir = self.directory(place.dir)?;
-        let lost = self.names().unlink(place_of(place), at)?;
+        let lost = self.data().with_space(|| self.names().unlink(place_of(place), at))?;
         self.settle(&[dir], lost)
     }
 
     pub(crate) fn rmdir(&self, place: EntryPlace<'_>, at: Timestamp) -> Result<()> {
         let _call = self.enter()?;
         let dir = self.directory(place.dir)?;
-        let lost = self.names().rmdir(place_of(place), at)?;
+        let lost = self.data().with_space(|| self.names().rmdir(place_of(place), at))?;
         self.settle(&[dir], Some(lost))
     }
 
@@ -125,7 +128,8 @@ impl XfsLive {
     ) -> Result<()> {
         let _call = self.enter()?;
         let directories = [self.directory(from.dir)?, self.directory(to.dir)?];
-        let lost = self.names().rename(place_of(from), place_of(to), how, at)?;
+        let rename = || self.names().rename(place_of(from), place_of(to), how, at);
+        let lost = self.data().with_space(rename)?;
         self.settle(&directories, lost)
     }
 

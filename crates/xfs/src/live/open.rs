@@ -10,7 +10,7 @@
 //! ```
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::time::Duration;
 
 use offshoot_kit::counter::{OnStop, WriteStop};
 use offshoot_kit::read_ahead::ReadAhead;
@@ -21,23 +21,31 @@ use offshoot_xfs_format::Ino;
 
 use super::XfsLive;
 use super::inodes::{LiveInodes, LockedFiles};
+use crate::buffered::{BufferLimits, BufferedFiles};
 use crate::defer::IntentIds;
 use crate::group;
 use crate::inode::XfsInodes;
 use crate::log::{LogDisk, XfsLog, XfsLogOptions};
 use crate::names::XfsNameState;
 use crate::names::inactive::{UnlinkedLeft, free_unlinked_lists};
+use crate::options::XfsOptions;
 use crate::recover::{VolumeLog, free_staged};
 use crate::report::{XfsReport, XfsReporter, tell};
 use crate::volume::OpenedXfs;
+
+/// The age at which data is written back when no interval is asked for.
+const USUAL_AGE: Duration = Duration::from_secs(30);
 
 /// Begins to write a volume whose log is empty. Readers keep inodes in `reading`.
 pub(crate) fn open_live(
     opened: &OpenedXfs,
     log: &VolumeLog,
     reading: Arc<XfsInodes>,
-    reporter: Option<&XfsReporter>,
+    options: &XfsOptions,
 ) -> Result<Arc<XfsLive>> {
+    let reporter = options.reporter.as_ref();
+    let age = options.sync_interval.unwrap_or(USUAL_AGE);
+    let limits = BufferLimits { bytes: options.dirty_bytes, age };
     let stop = WriteStop::new(Some(telling(reporter.cloned())));
     let (buffers, superblock) = (opened.buffers.clone(), &opened.superblock);
     let disk = LogDisk::new(buffers.device(), superblock)?;
@@ -57,10 +65,10 @@ pub(crate) fn open_live(
         ids,
         name_state: XfsNameState::default(),
         inodes: LiveInodes::default(),
+        buffered: BufferedFiles::new(limits, &stop),
         reading,
         read_ahead: ReadAhead::default(),
         gate: SpreadRwLock::new("xfs gate", || ()),
-        flushes: AtomicU64::new(0),
         label: Mutex::new(superblock.fields.fname),
         stop,
         reporter: reporter.cloned(),
@@ -87,7 +95,9 @@ impl XfsLive {
         for ino in self.inodes.nameless() {
             self.free_nameless(&self.inodes.write([ino]), ino);
         }
-        let outcome = self.transactions.end();
+        let written = self.data().write_back_all();
+        let is_ended = self.transactions.end();
+        let outcome = written.and(is_ended);
         match &outcome {
             Ok(()) => self.stop.set_quietly(SHUT_DOWN),
             Err(error) => self.stop.set_quietly(&format!("it was not shut down: {error}")),
@@ -138,6 +148,10 @@ impl XfsLive {
             *state = state.renewed();
             was_told
         });
+        locked.forget_buffer(ino);
+        if let Some(buffer) = self.buffered.in_use(ino) {
+            self.data().discard(&buffer);
+        }
         if let Err(error) = self.names().inactivate(ino) {
             locked.with_state(ino, |state| (state.is_nameless, state.has_failed) = (true, true));
             if was_told != Some(true) {

@@ -10,14 +10,15 @@
 
 use std::ops::Range;
 
-use offshoot_vfs::{Dedupe, Errno, Error, FileId, FilePosition, Result, Timestamp};
+use offshoot_vfs::{Dedupe, Errno, Error, FilePosition, Result, Timestamp};
 use offshoot_xfs_format::FileBlock;
 use offshoot_xfs_format::geometry::XfsLayout;
 use offshoot_xfs_format::inode::XfsInodeFlags;
 
-use super::contents::LiveContents;
+use super::contents::{DataRun, LiveContents};
 use super::inodes::LockedFiles;
 use super::{FIXED, XfsLive, ino_of, refuse_flags};
+use crate::buffered::SettledFile;
 use crate::file::{XfsCloneRange, index, require_bytes};
 
 /// The most bytes that are compared or copied in one step.
@@ -27,14 +28,13 @@ const PIECE_BYTES: u64 = 1 << 20;
 /// where a hole is smaller.
 const LEAST_PUNCHED: u64 = 64 << 10;
 
-/// Where data of a file begins and ends that a search found.
-type DataRun = Range<u64>;
-
 /// Two ranges of files, which are locked.
 struct LivePair<'l> {
     live: &'l XfsLive,
     from: FilePosition,
     to: FilePosition,
+    source: LiveContents<'l>,
+    target: LiveContents<'l>,
     from_size: u64,
     to_size: u64,
 }
@@ -48,10 +48,10 @@ impl XfsLive {
         refused: XfsInodeFlags,
     ) -> Result<(LockedFiles<'_>, LivePair<'_>)> {
         let locked = self.inodes.write([from.file, to.file].map(ino_of));
-        let size = |file: FileId| self.contents(file).size();
-        let (from_size, to_size) = (size(from.file)?, size(to.file)?);
+        let (source, target) = (self.contents(from.file)?, self.contents(to.file)?);
+        let (from_size, to_size) = (source.size(), target.size());
         refuse_flags(&*self.inode(to.file)?, refused)?;
-        Ok((locked, LivePair { live: self, from, to, from_size, to_size }))
+        Ok((locked, LivePair { live: self, from, to, source, target, from_size, to_size }))
     }
 
     /// Lets a range share the blocks of another one; 0 bytes mean up to the end of the file.
@@ -75,11 +75,10 @@ impl XfsLive {
         }
         // The last block may be a part only if neither file has data behind the range.
         pair.require_blocks(len, len == rest && end >= pair.to_size)?;
-        let ino = ino_of(to.file);
-        let before = self.transactions.last_commit(ino);
+        let before = pair.target.marks();
         let outcome = pair.share(0..len, Some(end));
-        let is_changed = self.transactions.last_commit(ino) != before;
-        self.touch_changed(ino, at, outcome, is_changed)?;
+        let is_changed = pair.target.marks() != before;
+        self.touch_changed(ino_of(to.file), at, outcome, is_changed)?;
         self.keep_synchronous(&*self.inode(to.file)?)
     }
 
@@ -137,29 +136,23 @@ impl XfsLive {
         let is_whole = len == rest && end >= pair.to_size;
         let tail = if is_whole { 0 } else { (from.offset + len) % block };
         let lies_alike = from.offset % block == to.offset % block && pair.require_sharing().is_ok();
-        let ino = ino_of(to.file);
-        let before = self.transactions.last_commit(ino);
-        let mut is_changed = false;
+        let before = pair.target.marks();
         let outcome = if lies_alike && head + tail < len {
             let middle = head..len - tail;
-            pair.copy(0..head, &mut is_changed)
+            pair.copy(0..head)
                 .and_then(|()| pair.share(middle, Some(to.offset + len - tail)))
-                .and_then(|()| pair.copy(len - tail..len, &mut is_changed))
+                .and_then(|()| pair.copy(len - tail..len))
         } else {
-            pair.copy(0..len, &mut is_changed)
+            pair.copy(0..len)
         };
-        is_changed |= self.transactions.last_commit(ino) != before;
-        self.touch_changed(ino, at, outcome, is_changed)?;
+        let is_changed = pair.target.marks() != before;
+        self.touch_changed(ino_of(to.file), at, outcome, is_changed)?;
         self.keep_synchronous(&*self.inode(to.file)?)?;
         Ok(len)
     }
 }
 
-impl<'l> LivePair<'l> {
-    fn contents(&self, place: FilePosition) -> LiveContents<'l> {
-        self.live.contents(place.file)
-    }
-
+impl LivePair<'_> {
     fn wrong(&self, why: &str) -> Error {
         let Self { from, to, .. } = self;
         let what = format!(
@@ -205,18 +198,36 @@ impl<'l> LivePair<'l> {
             |at: FilePosition| (ino_of(at.file), FileBlock((at.offset + range.start) / block));
         let blocks = (range.end - range.start).div_ceil(block);
         let clone = XfsCloneRange { from: place(self.from), to: place(self.to), blocks };
-        self.live.file_changes().clone_range(&clone, size)
+        let changes = self.live.file_changes();
+        self.live.data().with_space(|| {
+            let (target, _source) = self.settle_both(&range)?;
+            let outcome = changes.clone_range(&clone, size);
+            // Also one that fails may have changed the size.
+            target.resized(changes.size(self.target.buffer.ino())?);
+            outcome
+        })
     }
 
-    /// Replaces `run`, if it ends before `at`, by the next data of a file. `at` counts from
-    /// `place`. Returns where the data begins, which counts from there too.
-    fn data_from(&self, place: FilePosition, at: u64, run: &mut DataRun) -> Result<u64> {
-        let offset = place.offset + at;
-        if run.end <= offset {
-            let next = self.contents(place).first_data(offset..u64::MAX)?;
-            *run = next.unwrap_or(u64::MAX..u64::MAX);
+    /// Settles a range that counts from the start of both: that of the target, and that of the
+    /// source unless it is the same file.
+    fn settle_both(
+        &self,
+        range: &Range<u64>,
+    ) -> Result<(SettledFile<'_>, Option<SettledFile<'_>>)> {
+        let [from, to] =
+            [self.from, self.to].map(|at| at.offset + range.start..at.offset + range.end);
+        let (source, target) = (&self.source.buffer, &self.target.buffer);
+        let settle = |file, bytes: &Range<u64>| self.live.data().settle(file, bytes);
+        if source.ino() == target.ino() {
+            let both = from.start.min(to.start)..from.end.max(to.end);
+            return Ok((settle(target, &both)?, None));
         }
-        Ok(run.start.saturating_sub(place.offset).max(at))
+        if source.ino() < target.ino() {
+            let source = settle(source, &from)?;
+            return Ok((settle(target, &to)?, Some(source)));
+        }
+        let target = settle(target, &to)?;
+        Ok((target, Some(settle(source, &from)?)))
     }
 
     /// Whether the first `len` bytes of both are the same.
@@ -226,15 +237,19 @@ impl<'l> LivePair<'l> {
         let mut at = 0;
         loop {
             // Common holes are passed over: they may be up to 8 EiB long.
-            let next = self.data_from(self.from, at, &mut source)?;
-            at = next.min(self.data_from(self.to, at, &mut target)?);
+            let next =
+                [(&self.source, self.from, &mut source), (&self.target, self.to, &mut target)]
+                    .map(|(contents, place, run)| data_from(contents, place, at, run));
+            let [first, second] = next;
+            at = first?.min(second?);
             if at >= len {
                 return Ok(true);
             }
             let count = index((len - at).min(PIECE_BYTES));
-            for (place, bytes) in [self.from, self.to].into_iter().zip(&mut room) {
+            let both = [(&self.source, self.from), (&self.target, self.to)];
+            for ((contents, place), bytes) in both.into_iter().zip(&mut room) {
                 bytes.resize(count, 0);
-                self.contents(place).read(place.offset + at, bytes)?;
+                contents.read(place.offset + at, bytes)?;
             }
             if room[0] != room[1] {
                 return Ok(false);
@@ -244,51 +259,60 @@ impl<'l> LivePair<'l> {
     }
 
     /// Copies the bytes of a range that counts from the start of both. Holes stay holes, as far as
-    /// they are whole blocks of the target; small ones become zeros where the target has data. Says
-    /// in `is_changed` when a part may show.
-    fn copy(&self, range: Range<u64>, is_changed: &mut bool) -> Result<()> {
-        let target = self.contents(self.to);
+    /// they are whole blocks of the target; small ones become zeros where the target has data.
+    fn copy(&self, range: Range<u64>) -> Result<()> {
+        let target = &self.target;
         let mut run = 0..0;
         let mut bytes = vec![0; index((range.end - range.start).min(PIECE_BYTES))];
         let mut done = range.start;
         while done < range.end {
-            let start = self.data_from(self.from, done, &mut run)?.min(range.end);
-            self.make_hole(done..start, is_changed)?;
+            let start = data_from(&self.source, self.from, done, &mut run)?.min(range.end);
+            self.make_hole(done..start)?;
             let behind = run.end.saturating_sub(self.from.offset);
             let end = behind.min(range.end).min(start + PIECE_BYTES).max(start);
             bytes.resize(index(end - start), 0);
             if start < end {
-                self.contents(self.from).read(self.from.offset + start, &mut bytes)?;
-                target.write(self.to.offset + start, &bytes, is_changed)?;
+                self.source.read(self.from.offset + start, &mut bytes)?;
+                target.write(self.to.offset + start, &bytes)?;
             }
             done = end;
         }
         let end = self.to.offset + range.end;
-        if !range.is_empty() && target.size()? < end { target.truncate(end) } else { Ok(()) }
+        if !range.is_empty() && target.size() < end { target.truncate(end) } else { Ok(()) }
     }
 
     /// Makes zeros of a part of the target, which counts from its start.
-    fn make_hole(&self, part: Range<u64>, is_changed: &mut bool) -> Result<()> {
+    fn make_hole(&self, part: Range<u64>) -> Result<()> {
         if part.is_empty() {
             return Ok(());
         }
-        let (target, mut run) = (self.contents(self.to), 0..0);
-        let mut at = self.data_from(self.to, part.start, &mut run)?;
+        let (target, mut run) = (&self.target, 0..0);
+        let mut at = data_from(target, self.to, part.start, &mut run)?;
         if at >= part.end {
             return Ok(());
         }
         if part.end - part.start >= LEAST_PUNCHED {
             let (start, end) = (self.to.offset + part.start, self.to.offset + part.end);
             // The block of the end of the file has nothing behind it.
-            let size = target.size()?;
+            let size = target.size();
             let end = if end < size { end } else { size.next_multiple_of(self.live.block_bytes()) };
-            return self.live.file_changes().punch(ino_of(self.to.file), &(start..end.max(start)));
+            return target.punch(&(start..end.max(start)));
         }
         while at < part.end {
             let end = part.end.min(run.end - self.to.offset);
-            target.write(self.to.offset + at, &vec![0; index(end - at)], is_changed)?;
-            at = self.data_from(self.to, end, &mut run)?;
+            target.write(self.to.offset + at, &vec![0; index(end - at)])?;
+            at = data_from(target, self.to, end, &mut run)?;
         }
         Ok(())
     }
+}
+
+/// Where the next data of a file begins. `at` and the result count from `place`.
+fn data_from(
+    contents: &LiveContents<'_>,
+    place: FilePosition,
+    at: u64,
+    run: &mut DataRun,
+) -> Result<u64> {
+    Ok(contents.data_from(place.offset + at, run)? - place.offset)
 }

@@ -6,7 +6,6 @@
 use std::io::ErrorKind;
 use std::iter;
 use std::ops::Range;
-use std::sync::atomic::Ordering;
 
 use offshoot_vfs::{Code, Errno, Error, Result, Trimmed};
 use offshoot_xfs_format::superblock::{CRC, XfsSuperblock, XfsSuperblockFields};
@@ -31,7 +30,7 @@ impl XfsLive {
     /// What is durable: another text after each change that was made durable.
     pub(crate) fn durable_state(&self) -> String {
         let context = self.transactions.log().durable().0;
-        format!("context {context}, flush {}", self.flushes.load(Ordering::Relaxed))
+        format!("context {context}, flush {}", self.buffered.flushed())
     }
 
     /// The label.
@@ -54,7 +53,8 @@ impl XfsLive {
         let groups = 1..self.transactions.geometry().ag_count;
         groups.map(AgNumber).try_for_each(|ag| self.set_label_of_copy(ag, &proof))?;
         // No later record flushes them: the log may be written home already.
-        self.flush_device()
+        self.transactions.note_in_place();
+        self.data().flush_places()
     }
 
     fn set_label_of_copy(&self, ag: AgNumber, labelled: &XfsSuperblockFields) -> Result<()> {

@@ -20,7 +20,7 @@ fn live(disk: &XfsDisk) -> (Arc<XfsLive>, FileId) {
     let options = XfsOptions::default();
     let (opened, log) = volume::open_writable(disk.writable_device(), &options).unwrap();
     let root = opened.superblock.fields.root().unwrap();
-    let live = open_live(&opened, &log, Arc::new(XfsInodes::new(1 << 20)), None).unwrap();
+    let live = open_live(&opened, &log, Arc::new(XfsInodes::new(1 << 20)), &options).unwrap();
     (live, crate::inode::file_id(root))
 }
 
@@ -67,19 +67,20 @@ fn a_data_sync_of_a_write_in_place_writes_no_record() {
     let (file, other) = (make(&live, root, "file"), make(&live, root, "other"));
     let ino = Ino(file.ino);
     let durable = || live.transactions.log().durable();
+    let later = |by: u8| Timestamp { secs: AT.secs + i64::from(by), ..AT };
     // What is known of times is forgotten with a file that is not open.
     live.open(file).unwrap();
     live.write(file, 0, &[1; 10_000], AT).unwrap();
     live.fsync(file).unwrap();
     let before = durable();
     for byte in 2..5 {
-        live.write(file, 3, &[byte; 100], AT).unwrap();
+        live.write(file, 3, &[byte; 100], later(byte)).unwrap();
         live.fdatasync(file).unwrap();
         assert_eq!(durable(), before);
     }
     // More than times, in the context of the times.
     live.set_xattr(file, b"user.a", b"b", offshoot_vfs::XattrMode::Set, AT).unwrap();
-    live.write(file, 3, &[7; 100], AT).unwrap();
+    live.write(file, 3, &[7; 100], later(7)).unwrap();
     live.fdatasync(file).unwrap();
     assert!(durable() > before);
     // A file that did not change needs nothing of what others did.

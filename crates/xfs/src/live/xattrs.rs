@@ -145,15 +145,18 @@ impl XfsLive {
         let mut t = self.transactions.begin(Kind::ChangeTimes, 0)?;
         let is_kept_out = change.is_kept_out_by_data(&mut t)?;
         drop(t);
+        let data = self.data();
         if is_kept_out {
-            self.names().make_way_in_locked(ino, at)?;
+            data.with_space(|| self.names().make_way_in_locked(ino, at))?;
         }
-        retry(&self.transactions, |missed| {
-            let mut t = self.begin_xattr(room)?;
-            t.try_again(Some(missed));
-            change_xattr_with(t, &self.ids, change.clone(), |core| {
-                with(core);
-                touch(core, at);
+        data.with_space(|| {
+            retry(&self.transactions, |missed| {
+                let mut t = self.begin_xattr(room)?;
+                t.try_again(Some(missed));
+                change_xattr_with(t, &self.ids, change.clone(), |core| {
+                    with(core);
+                    touch(core, at);
+                })
             })
         })
     }

@@ -8,7 +8,7 @@ use offshoot_testkit::random::seed_of_run;
 use offshoot_vfs::Errno;
 use offshoot_xfs_format::{FileBlock, Ino};
 
-use super::{BufferModel, BufferedEngine, BufferedVolume, WIDE, index};
+use super::{BufferModel, BufferedEngine, BufferedVolume, WIDE, index, make_durable};
 use crate::buffered::BufferLimits;
 use crate::inode::change::{end, next_mapped};
 use crate::trans::{ForkName, XfsTransactionKind as Kind, XfsTransactions};
@@ -107,7 +107,7 @@ fn a_discarded_file_does_nothing_to_its_inode() {
     data.discard(&old);
     data.changes().truncate(old.ino, 5000).unwrap();
     data.write_back(&old).unwrap();
-    data.make_durable(&old).unwrap();
+    make_durable(&data, &old).unwrap();
     assert_eq!(data.changes().size(old.ino).unwrap(), 5000);
     assert_eq!(data.write(&old, 0, &[7]).unwrap_err().errno(), Errno::NOENT);
     assert_eq!(data.truncate(&old, 0).unwrap_err().errno(), Errno::NOENT);
@@ -202,7 +202,7 @@ fn the_background_writes_back_what_is_old_or_much() {
         }
     };
     thread::scope(|scope| {
-        scope.spawn(move || data.run_background());
+        scope.spawn(move || data.run_background(|| Some(())));
         model.write(data, 0, 0..5000, false);
         wait_until(&|| engine.files.bytes() == 0);
         assert_eq!(engine.files.statistics().waits_at_bound, 0);

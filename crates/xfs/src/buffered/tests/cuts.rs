@@ -8,7 +8,7 @@ use offshoot_testkit::random::seed_of_run;
 use offshoot_testkit::xfs::disk::{RECOVERY, XfsDisk};
 use offshoot_testkit::xfs::judges;
 
-use super::{BufferModel, BufferedEngine, BufferedVolume, WIDE, contents};
+use super::{BufferModel, BufferedEngine, BufferedVolume, WIDE, contents, make_durable};
 use crate::log::XfsLogOptions;
 use crate::{XfsOptions, XfsVolume, check_xfs};
 
@@ -77,7 +77,7 @@ fn cut(options: &str) {
         note(&model, false);
         if number % 6 == 5 {
             for file in &model.files {
-                data.make_durable(&file.buffer).unwrap();
+                make_durable(&data, &file.buffer).unwrap();
             }
             engine.transactions.log().force_all().unwrap();
             note(&model, true);

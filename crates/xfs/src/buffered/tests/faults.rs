@@ -7,7 +7,7 @@ use offshoot_testkit::random::seed_of_run;
 use offshoot_vfs::Errno;
 use offshoot_xfs_format::FileBlock;
 
-use super::{BufferModel, BufferedEngine, BufferedVolume, WIDE};
+use super::{BufferModel, BufferedEngine, BufferedVolume, WIDE, make_durable};
 use crate::buffered::BufferLimits;
 use crate::inode::change::next_mapped;
 use crate::log::XfsLogOptions;
@@ -33,14 +33,14 @@ fn data_that_cannot_be_written_stays_in_memory() {
         for _ in 0..2 {
             let number = device.count(RequestKind::Writes);
             device.strike(RequestKind::Writes, number, Fault::Error);
-            let error = data.make_durable(&model.files[file].buffer).unwrap_err();
+            let error = make_durable(&data, &model.files[file].buffer).unwrap_err();
             assert_eq!(error.errno(), Errno::IO, "{error}");
             assert!(model.files[file].buffer.is_dirty());
             model.read(data, file);
         }
         // What staged blocks took is promised again, and what the file has got is not.
         assert_eq!(unpromised(), before, "file {file}");
-        data.make_durable(&model.files[file].buffer).unwrap();
+        make_durable(&data, &model.files[file].buffer).unwrap();
         assert!(!model.files[file].buffer.is_dirty());
         assert_eq!(engine.transactions.counters().promised(), 0);
     }
@@ -63,16 +63,16 @@ fn a_flush_that_fails_ends_writing() {
     let mut model = BufferModel::new(&volume, data, seed_of_run());
     for file in [0, 1] {
         model.write(data, file, 0..20_000, false);
-        data.make_durable(&model.files[file].buffer).unwrap();
+        make_durable(&data, &model.files[file].buffer).unwrap();
         model.write(data, file, 0..5000, false);
     }
     let number = device.count(RequestKind::Flushes);
     device.strike(RequestKind::Flushes, number, Fault::Error);
     let buffers = [0, 1].map(|file| model.files[file].buffer.clone());
-    let error = data.make_durable(&buffers[0]).unwrap_err();
+    let error = make_durable(&data, &buffers[0]).unwrap_err();
     assert_eq!(error.errno(), Errno::IO, "{error}");
     for buffer in &buffers {
-        let error = data.make_durable(buffer).unwrap_err();
+        let error = make_durable(&data, buffer).unwrap_err();
         assert_eq!(error.errno(), Errno::ROFS, "{error}");
         let error = data.write(buffer, 0, &[7; 10]).unwrap_err();
         assert_eq!(error.errno(), Errno::ROFS, "{error}");

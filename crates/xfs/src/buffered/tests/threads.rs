@@ -55,7 +55,7 @@ fn together(options: &str, limits: BufferLimits) {
                 }
             });
         }
-        scope.spawn(move || data.run_background());
+        scope.spawn(move || data.run_background(|| Some(())));
         let is_over = &is_over;
         scope.spawn(move || {
             while !is_over.load(Ordering::Relaxed) {

@@ -41,9 +41,10 @@ fn memory() -> Arc<dyn BlockDevice> {
 }
 
 fn open(device: Arc<dyn BlockDevice>) -> (Arc<XfsLive>, FileId) {
-    let (opened, log) = volume::open_writable(device, &XfsOptions::default()).unwrap();
+    let options = XfsOptions::default();
+    let (opened, log) = volume::open_writable(device, &options).unwrap();
     let root = crate::inode::file_id(opened.superblock.fields.root().unwrap());
-    (open_live(&opened, &log, Arc::new(XfsInodes::new(1 << 20)), None).unwrap(), root)
+    (open_live(&opened, &log, Arc::new(XfsInodes::new(1 << 20)), &options).unwrap(), root)
 }
 
 #[track_caller]

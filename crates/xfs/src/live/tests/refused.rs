@@ -41,7 +41,8 @@ impl MemoryXfs {
         let reporter: XfsReporter =
             Arc::new(move |report| telling.lock().unwrap().push(report.clone()));
         let reading = Arc::new(XfsInodes::new(1 << 20));
-        let live = open_live(&opened, &log, reading, Some(&reporter)).unwrap();
+        let options = XfsOptions { reporter: Some(reporter), ..XfsOptions::default() };
+        let live = open_live(&opened, &log, reading, &options).unwrap();
         Self { device, faults, live, root, told }
     }
 
