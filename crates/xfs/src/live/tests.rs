@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use offshoot_testkit::xfs::disk::XfsDisk;
 use offshoot_testkit::xfs::judges;
-use offshoot_vfs::{EntryPlace, FileId, FileType, NewFile, NewNode, Rename, Timestamp};
+use offshoot_vfs::{EntryPlace, Fallocate, FileId, FileType, NewFile, NewNode, Rename, Timestamp};
 use offshoot_xfs_format::Ino;
 
 use super::*;
@@ -146,6 +146,44 @@ fn a_file_without_a_name_keeps_its_state_while_its_number_is_freed() {
         is_ended.store(true, Ordering::Relaxed);
     });
     assert_eq!(live.inodes.len(), 0);
+    live.shut_down().unwrap();
+    disk.assert_checks();
+}
+
+/// Zeros in a part of a block are written in place, and only the times are committed.
+#[test]
+fn a_data_sync_keeps_zeros_in_a_part_of_a_block() {
+    let Some(disk) = disk() else { return };
+    let (live, root) = live(&disk);
+    let file = make(&live, root, "file");
+    live.open(file).unwrap();
+    live.write(file, 0, &[1; 10_000], AT).unwrap();
+    live.fsync(file).unwrap();
+    for what in [Fallocate::PunchHole, Fallocate::Zero { keeps_size: false }] {
+        let before = live.durable_state();
+        live.fallocate(file, what, 5000, 50, AT).unwrap();
+        live.fdatasync(file).unwrap();
+        assert_ne!(live.durable_state(), before, "{what:?} is not durable");
+    }
+    live.shut_down().unwrap();
+    disk.assert_checks();
+}
+
+/// Writes within a tick of the clock leave the times, but not when somebody has seen these.
+#[test]
+fn a_write_behind_a_look_at_the_times_changes_them() {
+    let Some(disk) = disk() else { return };
+    let (live, root) = live(&disk);
+    let file = make(&live, root, "file");
+    let later = |nanos| Timestamp { nanos: AT.nanos + nanos, ..AT };
+    live.write(file, 0, b"one", later(100)).unwrap();
+    live.write(file, 0, b"two", later(200)).unwrap();
+    assert_eq!(live.attr(file).unwrap().mtime, AT, "that of the new file");
+    live.write(file, 0, b"three", later(300)).unwrap();
+    live.write(file, 0, b"four", later(400)).unwrap();
+    assert_eq!(live.attr(file).unwrap().mtime, later(300));
+    live.write(file, 0, b"five", later(5_000_000)).unwrap();
+    assert_eq!(live.attr(file).unwrap().mtime, later(5_000_000));
     live.shut_down().unwrap();
     disk.assert_checks();
 }
