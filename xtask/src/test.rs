@@ -98,7 +98,9 @@ impl Tests {
         let file = target_dir().join(format!("skipped-{}", std::process::id()));
         let path = file.to_str().ok_or("the path of the target directory is not UTF-8")?;
         std::fs::write(&file, "").map_err(|error| format!("{path}: {error}"))?;
-        let variables: Vec<_> = variable.into_iter().chain([(SKIPPED_FILE, path)]).collect();
+        let threads = test_threads();
+        let always = [(SKIPPED_FILE, path), ("RUST_TEST_THREADS", &*threads)];
+        let variables: Vec<_> = variable.into_iter().chain(always).collect();
         let result = cargo_seen(&variables, args, &mut |piece| self.counts.see(piece));
         let skipped = std::fs::read_to_string(&file);
         let skipped = skipped.map_err(|error| format!("{path}: {error}"))?;
@@ -114,6 +116,13 @@ impl Tests {
     }
 }
 
+/// How many tests of a program run at a time: two for each core, because many of them wait for the
+/// kernel most of the time. The variable, where it is set, says another number.
+fn test_threads() -> String {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    std::env::var("RUST_TEST_THREADS").unwrap_or_else(|_| (2 * cores).to_string())
+}
+
 /// Checks format and lints. Another toolchain formats differently and has other lints, so they are
 /// skipped there.
 fn style() -> Result {
@@ -122,9 +131,12 @@ fn style() -> Result {
         return Ok(());
     }
     cargo(&["fmt", "--all", "--check"])?;
-    let deny = ["--all-targets", "--", "-D", "warnings"];
-    let lint = |what: &[&str]| cargo_seen(&[], &[what, &deny[..]].concat(), &mut |_| {});
-    lint(&["clippy", "--workspace"])?;
-    lint(&["clippy", "--workspace", "--features", MEASURED])?;
-    lint(&[&["clippy"], &MODELLED[..], &["--features", "shuttle"]].concat())
+    let deny = ["--", "-D", "warnings"];
+    let lint =
+        |what: &[&str]| cargo_seen(&[], &[&["clippy"], what, &deny[..]].concat(), &mut |_| {});
+    lint(&["--workspace", "--all-targets"])?;
+    lint(&["--workspace", "--all-targets", "--features", MEASURED])?;
+    // The models are unit tests.
+    let models = ["--lib", "--profile", "test", "--features", "shuttle"];
+    lint(&[&MODELLED[..], &models].concat())
 }

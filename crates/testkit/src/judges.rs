@@ -10,6 +10,8 @@
 //! made. That value is also the test's place in the queue for loop devices, so that a wide test run
 //! does not swamp a small machine.
 
+use std::cell::Cell;
+use std::marker::PhantomData;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use offshoot_machine::may_mount;
@@ -73,14 +75,23 @@ pub(crate) fn without_kernel(fs_type: &str) -> Option<String> {
     })
 }
 
-/// A place in the queue for loop devices.
+/// A place in the queue for loop devices. It stays on the thread that got it.
 #[derive(Debug)]
-pub(crate) struct LoopTurn(());
+pub(crate) struct LoopTurn {
+    /// Whether the thread stood in the queue for it. The turns that it took meanwhile are part of
+    /// that one: a test that holds a turn and waits for a second could wait for ever.
+    queued: bool,
+    _on_one_thread: PhantomData<MutexGuard<'static, ()>>,
+}
 
-/// How many tests use loop devices now. A test waits for its turn only here, so there is no lock
-/// order to keep.
+/// How many tests use loop devices now.
 static RUNNING: Mutex<usize> = Mutex::new(0);
 static DONE: Condvar = Condvar::new();
+
+thread_local! {
+    /// Whether this thread has a turn.
+    static HAS_TURN: Cell<bool> = const { Cell::new(false) };
+}
 
 fn running() -> MutexGuard<'static, usize> {
     RUNNING.lock().unwrap_or_else(PoisonError::into_inner)
@@ -89,20 +100,26 @@ fn running() -> MutexGuard<'static, usize> {
 impl LoopTurn {
     /// Waits until fewer tests than the machine bears use loop devices.
     pub(crate) fn queue() -> Self {
-        // One more than there are cores: while one test waits for the disk, the others compute.
-        let at_most = std::thread::available_parallelism().map_or(1, usize::from) + 1;
-        let mut count = running();
-        while *count >= at_most {
-            count = DONE.wait(count).unwrap_or_else(PoisonError::into_inner);
+        let queued = !HAS_TURN.replace(true);
+        if queued {
+            // One more than there are cores: while one test waits for the disk, the others compute.
+            let at_most = std::thread::available_parallelism().map_or(1, usize::from) + 1;
+            let mut count = running();
+            while *count >= at_most {
+                count = DONE.wait(count).unwrap_or_else(PoisonError::into_inner);
+            }
+            *count += 1;
         }
-        *count += 1;
-        Self(())
+        Self { queued, _on_one_thread: PhantomData }
     }
 }
 
 impl Drop for LoopTurn {
     fn drop(&mut self) {
-        *running() -= 1;
-        DONE.notify_one();
+        if self.queued {
+            HAS_TURN.set(false);
+            *running() -= 1;
+            DONE.notify_one();
+        }
     }
 }
