@@ -94,7 +94,7 @@ fn offshoot(dir: &Path, args: &[String], case: &str) -> RunOutcome {
             child.wait().expect("a child can be waited for");
             panic!("{case}: `offshoot {}` is not done after {LIMIT:?}", args.join(" "));
         }
-        thread::sleep(Duration::from_millis(2));
+        thread::sleep(Duration::from_micros(500));
     };
     let stderr = stderr.join().expect("the reader ends");
     let stdout = stdout.join().expect("the reader ends");
@@ -143,7 +143,7 @@ struct RunPlace {
 
 impl RunPlace {
     fn new() -> Self {
-        let dir = tempfile::tempdir().expect("a temporary directory");
+        let dir = scratch_dir();
         fs::create_dir(dir.path().join("here")).expect("a directory");
         fs::create_dir(dir.path().join("outer")).expect("a directory");
         fs::write(dir.path().join("outer/sentinel"), "untouched").expect("a file");

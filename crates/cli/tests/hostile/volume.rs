@@ -9,6 +9,7 @@ use offshoot_testkit::btrfs::fill::{self, subvolumes};
 use offshoot_testkit::btrfs::fixture;
 use offshoot_testkit::btrfs::judges::Judges;
 use offshoot_testkit::btrfs::recipe::Recipe;
+use offshoot_testkit::scratch_dir;
 
 use crate::damage::DamageTarget;
 use crate::image::{Patched, SparseImage};
@@ -31,7 +32,7 @@ pub(crate) struct HostileVolume {
 impl HostileVolume {
     /// The volume that the repository carries.
     pub(crate) fn fixture() -> Self {
-        let dir = tempfile::tempdir().expect("a temporary directory");
+        let dir = scratch_dir();
         let image = dir.path().join("volume.img");
         fixture::unpack(&image).expect("the fixture unpacks");
         Self {

@@ -160,5 +160,5 @@ pub(super) fn run_fsx_in_all_ways(judges: &Judges, time: Duration) {
 #[test]
 fn fsx() {
     let Some(judges) = require() else { return };
-    run_fsx_in_all_ways(&judges, Duration::from_secs(30));
+    run_fsx_in_all_ways(&judges, Duration::from_secs(15));
 }

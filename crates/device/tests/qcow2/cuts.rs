@@ -11,6 +11,7 @@ use offshoot_device::{
 };
 use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::random::{Random, seed_of_run};
+use offshoot_testkit::scratch_dir;
 
 use super::bodies;
 use super::qemu::{made, qemu_img};
@@ -108,7 +109,7 @@ fn a_power_cut_leaves_a_qcow2_without_corruption() {
     if !judges::are_present() {
         return;
     }
-    let dir = tempfile::tempdir().expect("a directory");
+    let dir = scratch_dir();
     let seed = seed_of_run();
     let mut random = Random::new(seed);
     for case in CASES {
@@ -256,7 +257,7 @@ fn writers_at_once_lose_no_count() {
     if !judges::are_present() {
         return;
     }
-    let dir = tempfile::tempdir().expect("a directory");
+    let dir = scratch_dir();
     let path = dir.path().join("cut");
     let check = |device: &dyn BlockDevice| {
         let mut bytes = vec![0; usize::try_from(FILE_BYTES).expect("small")];
@@ -331,7 +332,7 @@ fn requests_go_on_while_a_barrier_is_waited_for() {
     if !judges::are_present() {
         return;
     }
-    let dir = tempfile::tempdir().expect("a directory");
+    let dir = scratch_dir();
     let image = made(dir.path(), "qcow2", "1M", "-o cluster_size=4k");
     let below = MemoryDevice::sparse(2 << 20);
     below.write_at(0, &image).expect("memory is written");

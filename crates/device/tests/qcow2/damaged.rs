@@ -6,6 +6,7 @@ use std::sync::Arc;
 use offshoot_device::{BlockDevice, MemoryDevice, Qcow2Header, Qcow2Options, open_qcow2};
 use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::random::Random;
+use offshoot_testkit::scratch_dir;
 
 use super::cuts::small;
 use super::qemu::{made, qemu_img, qemu_io};
@@ -48,7 +49,7 @@ fn entries_that_lead_to_metadata_are_refused() {
     if !judges::are_present() {
         return;
     }
-    let dir = tempfile::tempdir().expect("a directory");
+    let dir = scratch_dir();
     let image = image(dir.path(), "-o cluster_size=4k");
     let [l1, count_table, l2, block] = tables(&image);
     let behind = image.len() as u64 * 2 / CLUSTER * CLUSTER;
@@ -90,7 +91,7 @@ fn a_table_that_counts_as_free_is_not_written_over() {
     if !judges::are_present() {
         return;
     }
-    let dir = tempfile::tempdir().expect("a directory");
+    let dir = scratch_dir();
     let image = image(dir.path(), "-o cluster_size=4k");
     let [l1, count_table, l2, block] = tables(&image);
     for table in [0, l1, count_table, l2, block] {
@@ -110,7 +111,7 @@ fn the_features_of_an_image_are_heeded() {
     if !judges::are_present() {
         return;
     }
-    let dir = tempfile::tempdir().expect("a directory");
+    let dir = scratch_dir();
     let image = image(dir.path(), "-o cluster_size=4k");
     for (bit, is_writable, what) in [
         (0, true, "was not closed"),
@@ -148,7 +149,7 @@ fn a_table_of_counts_may_have_holes() {
     if !judges::are_present() {
         return;
     }
-    let dir = tempfile::tempdir().expect("a directory");
+    let dir = scratch_dir();
     let mut bytes = made(dir.path(), "qcow2", "1M", "-o cluster_size=512,refcount_bits=64");
     let count_table = number(&bytes, 48);
     let block = number(&bytes, count_table);

@@ -11,6 +11,7 @@ use offshoot_device::{
 };
 use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::random::{Random, seed_of_run};
+use offshoot_testkit::scratch_dir;
 
 use super::cuts::{assert_no_corruption, small};
 use super::damaged::{COPIED, number, put};
@@ -126,7 +127,7 @@ fn a_file_that_fails_while_its_count_table_grows_is_not_corrupt() {
 fn failing_at_each_request(start: u64, limits: Qcow2Limits) {
     const PART_BYTES: usize = 256 << 10;
     const FILE_BYTES: u64 = 3 << 20;
-    let dir = tempfile::tempdir().expect("a directory");
+    let dir = scratch_dir();
     let seed = seed_of_run();
     let size = (start + PART_BYTES as u64).to_string();
     made(dir.path(), "qcow2", &size, "-o cluster_size=512,refcount_bits=64");
@@ -201,7 +202,7 @@ fn what_a_failed_write_left_behind_the_end_does_not_show() {
     if !judges::are_present() {
         return;
     }
-    let dir = tempfile::tempdir().expect("a directory");
+    let dir = scratch_dir();
     let image = made(dir.path(), "qcow2", "1M", "-o cluster_size=64k");
     let faults = Arc::new(FaultDevice::new(device(&image, 4 << 20)));
     let file = Growing::new(faults.clone(), image.len() as u64);
@@ -229,7 +230,7 @@ fn a_read_that_fails_leaves_no_cluster_counted() {
     if !judges::are_present() {
         return;
     }
-    let dir = tempfile::tempdir().expect("a directory");
+    let dir = scratch_dir();
     let image = made(dir.path(), "qcow2", "1M", "-o cluster_size=512");
     let limits = Qcow2Limits { kept_bytes: 0, ..Qcow2Limits::default() };
     let (mut request, mut sizes) = (0, Vec::new());
@@ -268,7 +269,7 @@ fn a_hole_that_is_refused_fails_no_flush() {
     if !judges::are_present() {
         return;
     }
-    let dir = tempfile::tempdir().expect("a directory");
+    let dir = scratch_dir();
     let image = image(dir.path(), "-o cluster_size=4k", 64 << 10);
     let base = device(&image, 3 << 20);
     let faults = Arc::new(FaultDevice::new(base.clone()));
@@ -288,7 +289,7 @@ fn no_count_falls_below_zero() {
     if !judges::are_present() {
         return;
     }
-    let dir = tempfile::tempdir().expect("a directory");
+    let dir = scratch_dir();
     let mut image = image(dir.path(), "-o cluster_size=4k", 12 << 10);
     let l2 = number(&image, number(&image, 40)) & !COPIED;
     let entry = number(&image, l2);
@@ -315,7 +316,7 @@ fn a_cluster_that_was_cut_off_is_not_written() {
     if !judges::are_present() {
         return;
     }
-    let dir = tempfile::tempdir().expect("a directory");
+    let dir = scratch_dir();
     let mut image = image(dir.path(), "-o cluster_size=4k", 64 << 10);
     let l2 = number(&image, number(&image, 40)) & !COPIED;
     let cut = number(&image, l2 + 8 * 8) & !COPIED;
@@ -342,7 +343,7 @@ fn a_full_device_is_out_of_space() {
     if !judges::are_present() {
         return;
     }
-    let dir = tempfile::tempdir().expect("a directory");
+    let dir = scratch_dir();
     let image = image(dir.path(), "-o cluster_size=4k", 64 << 10);
     let base = device(&image, (image.len() as u64).next_multiple_of(4096) + (32 << 10));
     let disk = opened(base.clone(), None, Qcow2Limits::default());
@@ -362,7 +363,7 @@ fn a_trim_over_a_backing_file_stores_no_entry_for_what_is_not_stored() {
     if !judges::are_present() {
         return;
     }
-    let dir = tempfile::tempdir().expect("a directory");
+    let dir = scratch_dir();
     std::fs::write(dir.path().join("base"), vec![9; 1 << 20]).expect("a file");
     for options in ["cluster_size=64k", "cluster_size=64k,extended_l2=on"] {
         let _ = std::fs::remove_file(dir.path().join("made"));

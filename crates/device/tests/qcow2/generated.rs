@@ -9,6 +9,7 @@ use offshoot_device::{
 };
 use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::random::{Random, seed_of_run};
+use offshoot_testkit::scratch_dir;
 
 use super::failing::TINY;
 use super::qemu::{qemu_img, qemu_io};
@@ -170,7 +171,7 @@ fn images_of_every_kind_are_written_as_qemu_has_them() {
     if !judges::are_present() {
         return;
     }
-    let dir = tempfile::tempdir().expect("a directory");
+    let dir = scratch_dir();
     let (dir, seed) = (dir.path(), seed_of_run());
     let path = dir.join("top");
     let mut random = Random::new(seed);

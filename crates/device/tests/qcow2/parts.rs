@@ -7,6 +7,7 @@ use std::sync::Arc;
 use offshoot_device::{BlockDevice, FileDevice, Qcow2Header, Qcow2Options, open_qcow2};
 use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::random::{Random, seed_of_run};
+use offshoot_testkit::scratch_dir;
 
 use super::qemu::qemu_io;
 
@@ -18,7 +19,7 @@ fn what_qemu_stored_in_parts_of_clusters_is_read() {
     if !judges::are_present() {
         return;
     }
-    let dir = tempfile::tempdir().expect("a directory");
+    let dir = scratch_dir();
     let seed = seed_of_run();
     let mut random = Random::new(seed);
     let run = |words: &[&str]| {
