@@ -31,7 +31,7 @@
 //!
 //! A name is looked up before its file can be locked. So it is looked up again under the locks, and
 //! the call begins again when it leads elsewhere. A step that needs a lower AGF than it has is
-//! undone and begins again ([`retry`]).
+//! undone and begins again ([`retry`]): it waits for that one before it has any.
 //!
 //! # Space
 //!

@@ -2,9 +2,8 @@
 //!
 //! Bytes of a block that the range has only a part of are overwritten with zeros on the device, at
 //! once: in place, or in another block if files share it. Whole blocks are unmapped, or become
-//! unwritten. Only a truncation leaves the rest of the last block as it is: zeros there would be in
-//! the file after a crash that brings the old size back. A larger size makes zeros of them, when
-//! the smaller one is durable.
+//! unwritten. A truncation comes first, and the zeros behind it when it is durable: a crash that
+//! brings the old size back would show them.
 //!
 //! ```text
 //! punch    |  data  |00 data| data  | data |data 00|  data  |     blocks
@@ -52,7 +51,16 @@ impl XfsFileChanges<'_> {
         }
         let blocks = size.div_ceil(self.block_bytes())..MOST_FILE_BLOCKS;
         while !self.retry(|changes| changes.truncate_step(ino, size, blocks.clone()))? {}
-        Ok(())
+        let inside = size & (self.block_bytes() - 1);
+        if inside == 0 || size == old {
+            return Ok(());
+        }
+        match self.zero_in_block(ino, size >> self.block_log(), inside..self.block_bytes()) {
+            // Files share the block, and there is none for a copy. The file is shorter even so,
+            // and becomes no longer without these zeros.
+            Err(error) if error.errno() == Errno::NOSPC => Ok(()),
+            outcome => outcome,
+        }
     }
 
     /// Makes a file longer, with zeros behind its old end. A longer one stays as it is.

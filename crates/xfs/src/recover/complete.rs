@@ -14,7 +14,8 @@
 //! from it is not known, and to leave it away would make a volume of which only a repair knows
 //! what is wrong. So does an unlinked inode that counts other extents than it has, for which the
 //! kernel shuts the volume down; a list that cannot be walked is emptied, as by the kernel. All of
-//! this happens in memory first, so the device is left as it was.
+//! this happens in memory first, so the device is left as it was. Only an inode whose blocks a full
+//! group cannot take back stays in its list, and so do staged extents of such a group.
 //!
 //! Intents are ended in their order. What follows from them comes after the last of them: a later
 //! intent may be of the same chain.

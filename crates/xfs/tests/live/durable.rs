@@ -9,7 +9,7 @@ use offshoot_testkit::random::{Random, seed_of_run};
 use offshoot_testkit::xfs::disk::RECOVERY;
 use offshoot_testkit::xfs::judges;
 use offshoot_vfs::{Errno, Fallocate, FilePosition, SetAttr, XattrMode};
-use offshoot_xfs::XfsReport;
+use offshoot_xfs::{XfsLogState, XfsReport};
 
 use super::*;
 
@@ -192,4 +192,18 @@ fn a_volume_at_rest_is_durable_and_its_log_covered() {
     assert_eq!(std::fs::read(mount.path().join("file")).unwrap(), b"content");
     drop(mount);
     copy.assert_checks();
+}
+
+#[test]
+fn a_volume_that_is_recovered_says_that_its_log_held_something() {
+    let Some(judges) = judges::require() else { return };
+    let disk = made(&judges, 64, "--unsupported");
+    let opened = WrittenXfs::with(&disk, &without_thread());
+    assert_eq!(opened.volume.log_state(), &XfsLogState::Empty);
+    opened.make("file", b"content");
+    opened.files.sync().unwrap();
+    let copy = disk.copy();
+    let cut = WrittenXfs::new(&copy);
+    assert_eq!(cut.volume.log_state(), &XfsLogState::Pending);
+    opened.shut_down();
 }

@@ -1,5 +1,6 @@
 //! Calls that meet others in a bad moment.
 
+use std::ops::ControlFlow;
 use std::sync::Barrier;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
@@ -9,6 +10,7 @@ use parking_lot::Mutex;
 use uuid::Uuid;
 
 use super::*;
+use crate::attr::FileXattrs;
 use crate::check_xfs;
 use crate::live::inodes::LiveInodes;
 use crate::mkfs::{XfsMkfsOptions, mkfs_xfs};
@@ -157,5 +159,33 @@ fn openings_of_files_that_go_are_not_counted() {
         is_ended.store(true, Ordering::Relaxed);
     });
     assert_eq!(live.inodes.len(), 0);
+    assert_ends_clean(&live, &device);
+}
+
+/// A listing keeps names, and no values of blocks: those of a leaf may be tens of megabytes.
+#[test]
+fn a_listing_reads_long_values_one_by_one() {
+    let device = memory();
+    let (live, root) = open(device.clone());
+    let file = make(&live, root, "file");
+    let value = vec![5; 10_000];
+    let names: Vec<_> = (0..5).map(|number| format!("user.{number}").into_bytes()).collect();
+    for name in &names {
+        live.set_xattr(file, name, &value, XattrMode::Set, AT).unwrap();
+    }
+    let mut shown = Vec::new();
+    let xattrs = FileXattrs::new(live.buffers(), &live.reading, file);
+    xattrs
+        .list(&mut |name, found| {
+            assert!(found == value);
+            // The others are gone before they are read.
+            for other in names.iter().filter(|other| *other != name) {
+                live.remove_xattr(file, other, AT).unwrap();
+            }
+            shown.push(name.to_vec());
+            ControlFlow::Continue(())
+        })
+        .unwrap();
+    assert_eq!(shown.len(), 1);
     assert_ends_clean(&live, &device);
 }

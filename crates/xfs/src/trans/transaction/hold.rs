@@ -22,8 +22,7 @@ impl<'e> XfsTransaction<'e> {
         self.told = missed;
     }
 
-    /// Whether it may wait for the AGI or the AGF of a group: it has none that comes behind, and
-    /// waits for none first.
+    /// Whether it may wait for the AGI or the AGF of a group: it has none that comes behind.
     pub(crate) fn may_wait_for(&self, role: BufferRole) -> bool {
         let held = self.buffers.values().filter_map(|held| group_order(held.role)).max();
         held <= group_order(role)
