@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use offshoot_testkit::xfs::disk::XfsDisk;
 use offshoot_testkit::xfs::judges;
-use offshoot_vfs::{EntryPlace, Fallocate, FileId, FileType, NewFile, NewNode, Rename, Timestamp};
+use offshoot_vfs::{EntryPlace, Fallocate, FileId, FileType, NewFile, NewNode, Timestamp};
 use offshoot_xfs_format::Ino;
 
 use super::*;
@@ -94,32 +94,32 @@ fn a_data_sync_of_a_write_in_place_writes_no_record() {
     disk.assert_checks();
 }
 
-/// A rename commits an inode while another thread sets its times, and takes no lock of its data.
+/// A rename waits for the inode while another thread sets its times, and commits it next.
 #[test]
-fn a_data_sync_keeps_a_rename_that_meets_a_write() {
+fn a_commit_of_an_inode_is_not_taken_for_the_next_one() {
     let Some(disk) = disk() else { return };
     let (live, root) = live(&disk);
-    let file = make(&live, root, "0");
-    live.open(file).unwrap();
-    live.write(file, 0, &[1; 4096], AT).unwrap();
-    live.sync().unwrap();
-    let is_ended = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            while !is_ended.load(Ordering::Relaxed) {
-                live.touch_data(Ino(file.ino), AT).unwrap();
-            }
+    let ino = Ino(make(&live, root, "file").ino);
+    let change = || {
+        let mut t = live.transactions.begin(Kind::ChangeTimes, 0).unwrap();
+        touch(t.inode(ino).unwrap().core_mut(), AT);
+        t
+    };
+    for _ in 0..100 {
+        let first = change();
+        std::thread::scope(|scope| {
+            let second = scope.spawn(|| {
+                let second = change();
+                let before = live.transactions.last_commit(ino);
+                second.commit().unwrap();
+                before
+            });
+            std::thread::sleep(std::time::Duration::from_millis(1));
+            let commit = first.commit_inode(ino).unwrap();
+            assert_eq!(second.join().unwrap(), commit);
+            assert_ne!(live.transactions.last_commit(ino), commit);
         });
-        let names: Vec<_> = (0..=2000).map(|number: u32| number.to_string()).collect();
-        for pair in names.windows(2) {
-            let [from, to] = [0, 1].map(|at| EntryPlace { dir: root, name: pair[at].as_bytes() });
-            let before = live.transactions.log().durable();
-            live.rename(from, to, Rename::Replace, AT).unwrap();
-            live.fdatasync(file).unwrap();
-            assert!(live.transactions.log().durable() > before);
-        }
-        is_ended.store(true, Ordering::Relaxed);
-    });
+    }
     live.shut_down().unwrap();
     disk.assert_checks();
 }
