@@ -283,9 +283,10 @@ pub trait FileSystemMut: FileSystem {
     /// `EISDIR` and `EINVAL` for anything else, `EINVAL` for no bytes, `EFBIG` beyond the largest
     /// file, `EPERM` for all but allocation in a file that can only be appended to.
     ///
-    /// A long range is done piece by piece: a crash may leave its beginning. What moves, moves in
-    /// one piece: a file of more extents than that can be done with is not supported. (Files of the
-    /// kernel's btrfs do not move at all.)
+    /// A long range is done piece by piece: a crash may leave its beginning. On btrfs, what moves,
+    /// moves in one piece: a file of more extents than that can be done with is not supported.
+    /// (Files of the kernel's btrfs do not move at all.) On XFS it moves extent by extent, as with
+    /// the kernel: a crash, or a device that fails, may leave a part where it was.
     fn fallocate(
         &self,
         file: FileId,
