@@ -45,6 +45,11 @@ fn of(file: FileId) -> impl Fn(Error) -> Error {
 }
 
 impl FileSystem for Filesystem {
+    /// While the volume is open, each new inode of a subvolume has a number above all before it.
+    fn reuses_numbers(&self) -> bool {
+        false
+    }
+
     fn root(&self) -> FileId {
         FileId { dev: self.root.0, ino: inode::ROOT_DIR }
     }

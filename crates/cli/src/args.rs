@@ -58,7 +58,7 @@ const HELP: &str = "\
 A place in a volume is VOLUME:/PATH; VOLUME alone is its root. VOLUME is an image or a block \
 device. When several files fit, the longest name before a `:/` that exists is the volume.
 
-VOLUME is btrfs or XFS, of which XFS is only read so far. It may be a disk with partitions: the \
+VOLUME is btrfs or XFS. It may be a disk with partitions: the \
 one that holds a volume is it, and FILE@PARTITION names one by number, label or UUID. A qcow2 or VMDK is read and written; VDI, VHD, \
 VHDX, and what gzip, xz or zstd compressed, are read.
 

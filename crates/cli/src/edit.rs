@@ -14,8 +14,8 @@ use offshoot_transfer::host::{HostId, host_id_of_file, umask};
 use offshoot_vfs::globs::expand;
 use offshoot_vfs::path::{LastLink, PathEnd, at_path, resolve_end};
 use offshoot_vfs::{
-    self as vfs, Errno, Error, FileId, FileSystem, FileSystemMut, FileType, Nameless, NewFile,
-    Timestamp,
+    self as vfs, Errno, Error, FileId, FileSystem, FileSystemMut, FileType, HeldFiles, Nameless,
+    NewFile, Timestamp,
 };
 use rustix::process;
 
@@ -117,6 +117,8 @@ struct Opened {
 pub(crate) struct Volumes<'a> {
     arguments: &'a EditArguments,
     console: &'a Arc<Console>,
+    /// Whether volumes of other formats are refused before they are read.
+    is_for_btrfs: bool,
     opened: Vec<Opened>,
 }
 
@@ -134,7 +136,12 @@ impl<'a> Volumes<'a> {
             let message = "--device is for a command on one volume, and these are several";
             return Err(VerbFailure::Usage(message.into()));
         }
-        Ok(Self { arguments, console, opened: Vec::new() })
+        Ok(Self { arguments, console, is_for_btrfs: false, opened: Vec::new() })
+    }
+
+    /// The same for a verb that only btrfs has.
+    pub(crate) fn for_btrfs(self) -> Self {
+        Self { is_for_btrfs: true, ..self }
     }
 
     /// Opens the tree of files of `volume`. Volumes to be changed must be opened before those to be
@@ -150,12 +157,14 @@ impl<'a> Volumes<'a> {
             (None, live.fs.clone())
         } else {
             // Only the opened disk shows that this is another name of an open volume.
-            let disk = member_disk(volume, &tree.open, &Opening::to(access), true)?;
+            let is_for_btrfs = self.is_for_btrfs;
+            let opening =
+                Opening { storing: storing.chosen(), is_for_btrfs, ..Opening::to(access) };
+            let disk = member_disk(volume, &tree.open, &opening, true)?;
             let id = Some(disk.id);
             if let Some(opened) = self.opened.iter().filter(can).find(|opened| opened.id == id) {
                 return Ok(opened.fs.clone());
             }
-            let opening = Opening { storing: storing.chosen(), ..Opening::to(access) };
             (id, open_tree_on(disk, tree, opening, self.console)?)
         };
         self.opened.push(Opened { volume: volume.to_path_buf(), id, access, fs: fs.clone() });
@@ -177,27 +186,39 @@ impl<'a> Volumes<'a> {
         }
     }
 
-    /// Makes all changes durable, and with `--stats` prints what the engine did. Returns whether
-    /// all changes are durable.
+    /// Makes all changes durable, and ends the use of the volumes; with `--stats` prints what the
+    /// engine did. Returns whether all changes are durable.
     pub(crate) fn sync(&self, failures: &mut Failures<'_>) -> bool {
         let mut is_stored = true;
         for opened in self.opened.iter().filter(|opened| opened.access == Access::Write) {
-            is_stored &= sync(&opened.fs, &opened.volume, failures);
-            if self.arguments.stats
-                && let Some(statistics) = opened.fs.statistics()
-            {
+            is_stored &= sync(&opened.fs, &opened.volume, opened.id.is_none(), failures);
+            if self.arguments.stats {
                 let volume = Escaped(opened.volume.as_os_str().as_bytes());
-                self.console.note(&format_args!("what the engine did to {volume}"));
-                statistics.to_string().lines().for_each(|line| self.console.detail(&line));
+                match opened.fs.statistics() {
+                    Some(statistics) => {
+                        self.console.note(&format_args!("what the engine did to {volume}"));
+                        statistics.to_string().lines().for_each(|line| self.console.detail(&line));
+                    }
+                    None => self.console.note(&format_args!(
+                        "what the engine did to {volume} is not counted: that is for btrfs alone"
+                    )),
+                }
             }
         }
         is_stored
     }
 }
 
-/// Makes all changes in `volume` durable. Returns whether they are.
-pub(crate) fn sync(fs: &OpenTree, volume: &Path, failures: &mut Failures<'_>) -> bool {
-    let Err(error) = fs.sync() else { return true };
+/// Makes all changes in `volume` durable, and ends its use unless it is a live one, which is
+/// mounted. Returns whether they are.
+pub(crate) fn sync(
+    fs: &OpenTree,
+    volume: &Path,
+    is_live: bool,
+    failures: &mut Failures<'_>,
+) -> bool {
+    let stored = if is_live { fs.sync() } else { fs.close() };
+    let Err(error) = stored else { return true };
     let what = format_args!("not everything that was done is stored: {error}");
     failures.inside(volume, ExitStatus::of(&error), &what);
     false
@@ -209,23 +230,23 @@ pub(crate) fn at_every_place(
     places: Vec<VolumePath>,
     arguments: &EditArguments,
     console: &Arc<Console>,
-    mut change: impl FnMut(&dyn FileSystemMut, &[u8], &mut EditReport<'_, '_>) -> Result<(), Error>,
+    mut change: impl FnMut(&HeldFiles<'_>, &[u8], &mut EditReport<'_, '_>) -> Result<(), Error>,
 ) -> Result {
     let change = |tree: &OpenTree, path: &[u8], report: &mut EditReport<'_, '_>| {
-        change(&**tree, path, report)
+        change(&HeldFiles::new(&**tree), path, report)
     };
-    in_every_tree(places, arguments, console, change)
+    let volumes = Volumes::new(places.iter(), arguments, console)?;
+    in_every_tree(places, volumes, change)
 }
 
-/// The same for changes that only btrfs has.
+/// The same for changes of the trees of `volumes`.
 pub(crate) fn in_every_tree(
     places: Vec<VolumePath>,
-    arguments: &EditArguments,
-    console: &Arc<Console>,
+    mut volumes: Volumes<'_>,
     mut change: impl FnMut(&OpenTree, &[u8], &mut EditReport<'_, '_>) -> Result<(), Error>,
 ) -> Result {
+    let console = volumes.console;
     let mut failures = Failures::new(console);
-    let mut volumes = Volumes::new(places.iter(), arguments, console)?;
     for VolumePath { volume, path } in places {
         let opened = volumes.open(&volume, Access::Write).and_then(|fs| {
             let paths = expand(&*fs, &path);

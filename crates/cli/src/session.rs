@@ -2,22 +2,20 @@
 //! has mounted is open already ([`crate::live`]).
 
 mod devices;
+mod tree;
 
 use std::ffi::OsStr;
 use std::fmt;
-use std::ops::Deref;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use offshoot_btrfs::{BtrfsVolume, EngineOptions, Filesystem, SubvolumeId};
+use offshoot_btrfs::{BtrfsVolume, EngineOptions, SubvolumeId};
 use offshoot_btrfs_format::TreeId;
 use offshoot_device::{BlockDevice, VolumeFormat};
-use offshoot_vfs::path::{LastLink, resolve};
-use offshoot_vfs::{
-    self as vfs, Errno, Error, FileId, FileSystem, FileSystemMut, FileType, ReadOnlyFiles,
-};
+use offshoot_vfs::path::{LastLink, resolve, resolve_held};
+use offshoot_vfs::{self as vfs, Errno, Error, FileSystem, FileType, HeldFile};
 use offshoot_xfs::{XfsOptions, XfsVolume};
 
 use crate::args::{OpenArguments, PlaceArguments, TreeArguments, VolumeArguments};
@@ -25,10 +23,11 @@ use crate::disk::MemberDisk;
 use crate::exit::{Result, VerbFailure};
 use crate::output::{Console, Escaped};
 use crate::place::VolumePath;
-use crate::verbs::btrfs::statistics::Statistics;
 use crate::verbs::btrfs::storing::Storing;
 use devices::OpenDevices;
 pub(crate) use devices::{member_disk, only_in_btrfs};
+pub(crate) use tree::OpenTree;
+use tree::OpenXfsFiles;
 
 /// How many reports are kept for `info`.
 const REPORTS_KEPT: usize = 100;
@@ -57,6 +56,10 @@ pub(crate) struct Opening {
     pub(crate) access: Access,
     /// Refuse a volume of another format before it is read.
     pub(crate) is_for_btrfs: bool,
+    /// What only btrfs has, and was asked for: in an error on a volume of XFS.
+    pub(crate) only_btrfs: Option<String>,
+    /// The same for XFS.
+    pub(crate) only_xfs: Option<String>,
     /// Open the volume as it is stored, without replaying a pending log; it cannot be changed as a
     /// whole.
     pub(crate) is_stored: bool,
@@ -86,6 +89,8 @@ impl Opening {
         Self {
             access,
             is_for_btrfs: false,
+            only_btrfs: None,
+            only_xfs: None,
             is_stored: false,
             storing: Storing::default(),
             commit: None,
@@ -113,85 +118,6 @@ pub(crate) struct Session<V = BtrfsVolume> {
 pub(crate) enum AnySession {
     Btrfs(Session),
     Xfs(Session<XfsVolume>),
-}
-
-/// A tree of files of an open volume. Verbs for every format use it through the traits of `vfs`.
-#[derive(Clone)]
-pub(crate) enum OpenTree {
-    Btrfs(Filesystem),
-    Xfs(ReadOnlyFiles<XfsVolume>),
-}
-
-impl Deref for OpenTree {
-    type Target = dyn FileSystemMut;
-
-    fn deref(&self) -> &Self::Target {
-        match self {
-            Self::Btrfs(files) => files,
-            Self::Xfs(files) => files,
-        }
-    }
-}
-
-impl OpenTree {
-    /// The tree of files of the subvolume `dev` of the same volume.
-    pub(crate) fn at(&self, dev: u64) -> vfs::Result<Self> {
-        match self {
-            Self::Btrfs(files) => files.volume().filesystem(TreeId(dev)).map(Self::Btrfs),
-            Self::Xfs(files) if dev == files.root().dev => Ok(self.clone()),
-            Self::Xfs(_) => Err(only_in_btrfs("a subvolume")),
-        }
-    }
-
-    /// The volume that contains it.
-    pub(crate) fn volume(&self) -> Arc<dyn vfs::Volume> {
-        match self {
-            Self::Btrfs(files) => files.volume().clone(),
-            Self::Xfs(files) => files.inner().clone(),
-        }
-    }
-
-    /// Whether both trees are in the same open volume.
-    pub(crate) fn is_beside(&self, other: &Self) -> bool {
-        match (self, other) {
-            (Self::Btrfs(one), Self::Btrfs(other)) => Arc::ptr_eq(one.volume(), other.volume()),
-            (Self::Xfs(one), Self::Xfs(other)) => Arc::ptr_eq(one.inner(), other.inner()),
-            _ => false,
-        }
-    }
-
-    /// What the engine counted since the volume was opened, if it counts.
-    pub(crate) fn statistics(&self) -> Option<Statistics> {
-        match self {
-            Self::Btrfs(files) => Some(Statistics::of(files.volume())),
-            Self::Xfs(_) => None,
-        }
-    }
-
-    /// The id of the subvolume `name` of the same volume, or else of the default one.
-    pub(crate) fn subvolume(&self, name: Option<&OsStr>) -> Result<u64> {
-        match self {
-            Self::Btrfs(files) => Ok(subvolume_of(files.volume(), name)?.0),
-            Self::Xfs(_) if name.is_some() => Err(only_in_btrfs("a subvolume").into()),
-            Self::Xfs(files) => Ok(files.root().dev),
-        }
-    }
-
-    /// The number space whose files have plain inode numbers on a mount.
-    pub(crate) fn plain_space(&self) -> u64 {
-        match self {
-            Self::Btrfs(_) => TreeId::FS.0,
-            Self::Xfs(files) => files.root().dev,
-        }
-    }
-
-    /// Access to what only btrfs has: `what`, in an error.
-    pub(crate) fn btrfs(&self, what: &str) -> vfs::Result<&Filesystem> {
-        match self {
-            Self::Btrfs(files) => Ok(files),
-            Self::Xfs(_) => Err(only_in_btrfs(what)),
-        }
-    }
 }
 
 /// What an engine reported: shown to the user, and the first ones kept for `info`.
@@ -365,25 +291,56 @@ impl Session<XfsVolume> {
         console: &Arc<Console>,
     ) -> Result<Self> {
         let reports = KeptReports::new(opening.warned, console);
-        let options = XfsOptions {
+        let mut options = XfsOptions {
             is_log_ignored: opening.is_stored || arguments.ignore_log,
             reporter: Some(reports.reporter()),
             ..XfsOptions::default()
         };
+        if let Some(bytes) = opening.dirty_bytes {
+            options.dirty_bytes = bytes;
+        }
+        if opening.commit.is_some() {
+            options.sync_interval = opening.commit;
+        }
         let device = devices[0].clone();
         let name = device.name().to_owned();
-        let volume = XfsVolume::open(device, &options);
+        let volume = match opening.access {
+            Access::Write if !opening.is_stored => XfsVolume::open_writable(device, &options),
+            _ => XfsVolume::open(device, &options),
+        };
         let volume = volume.map_err(|error| VerbFailure::Inside(name.into(), error))?;
         Ok(Self { volume, layers, reports })
     }
 
     fn tree(&self, arguments: &TreeArguments) -> Result<OpenTree> {
-        let tree = OpenTree::Xfs(ReadOnlyFiles::new(self.volume.clone()));
+        let tree = OpenTree::Xfs(OpenXfsFiles::of(&self.volume)?);
         tree.subvolume(arguments.subvolume.as_deref()).map(|_| tree)
     }
 }
 
 impl AnySession {
+    /// Opens the volume with this access. A volume that is open already is used as it is.
+    pub(crate) fn open_to(
+        access: Access,
+        arguments: &VolumeArguments,
+        console: &Arc<Console>,
+    ) -> Result<Self> {
+        if arguments.open.live.is_some() {
+            return Self::open_stored(arguments, console);
+        }
+        let opening = Opening::to(access);
+        let disk = member_disk(&arguments.volume, &arguments.open, &opening, false)?;
+        Self::open_with(disk, &arguments.open, opening, console)
+    }
+
+    /// The volume.
+    pub(crate) fn volume(&self) -> Arc<dyn vfs::Volume> {
+        match self {
+            Self::Btrfs(session) => session.volume.clone(),
+            Self::Xfs(session) => session.volume.clone(),
+        }
+    }
+
     /// Opens the volume as it is stored, without replaying its log.
     pub(crate) fn open_stored(arguments: &VolumeArguments, console: &Arc<Console>) -> Result<Self> {
         let Some(live) = &arguments.open.live else {
@@ -394,8 +351,8 @@ impl AnySession {
         };
         Ok(match &live.fs {
             OpenTree::Btrfs(_) => Self::Btrfs(Session::open(arguments, console)?),
-            OpenTree::Xfs(files) => Self::Xfs(Session {
-                volume: files.inner().clone(),
+            OpenTree::Xfs(tree) => Self::Xfs(Session {
+                volume: tree.volume.clone(),
                 layers: Vec::new(),
                 reports: KeptReports::new(None, console),
             }),
@@ -473,8 +430,8 @@ impl PlaceSession {
     }
 
     /// The file at the place.
-    pub(crate) fn file(&self, last: LastLink) -> Result<FileId> {
-        resolve(&*self.fs, &self.path, last).map_err(|error| self.named(error))
+    pub(crate) fn file(&self, last: LastLink) -> Result<HeldFile<'_>> {
+        resolve_held(&*self.fs, &self.path, last).map_err(|error| self.named(error))
     }
 
     /// Adds the place to an error about the file there.
@@ -483,10 +440,10 @@ impl PlaceSession {
     }
 
     /// The file at the place, which must not be a directory.
-    pub(crate) fn regular_file(&self) -> Result<FileId> {
+    pub(crate) fn regular_file(&self) -> Result<HeldFile<'_>> {
         let file = self.file(LastLink::Follow)?;
         let name = Escaped(&self.path);
-        match self.fs.attr(file).map_err(|error| self.named(error))?.file_type {
+        match self.fs.attr(file.file()).map_err(|error| self.named(error))?.file_type {
             FileType::Regular => Ok(file),
             FileType::Directory => Err(self.named(Error::posix(Errno::ISDIR, name.to_string()))),
             _ => {

@@ -28,10 +28,12 @@ mod mkdir;
 pub(crate) mod mkfs;
 mod mknod;
 mod mv;
+mod property;
 mod rescue;
 mod rm;
 mod rmdir;
 mod stat;
+mod stats;
 mod sync;
 mod touch;
 mod tree;
@@ -88,13 +90,13 @@ fn run(verb: &Verb, out: &mut dyn Write, console: &Arc<Console>) -> Result {
         Verb::Dedupe(arguments) => dedupe::run(arguments, out, console),
         Verb::Setfattr(arguments) => fattr::set(arguments, console),
         Verb::Getfattr(arguments) => fattr::get(arguments, out, console),
-        Verb::Property(verb) => btrfs::property::run(verb, out, console),
+        Verb::Property(verb) => property::run(verb, out, console),
         Verb::Mkfs(arguments) => mkfs::run(arguments, out),
         Verb::Mount(arguments) => mount::mount(arguments, out, console),
         Verb::Unmount(arguments) => mount::unmount(arguments, out, console),
         Verb::InForce(arguments) => btrfs::in_force::run(arguments, out),
         Verb::Sync(arguments) => sync::run(arguments, out),
-        Verb::Stats(arguments) => btrfs::stats::run(arguments, out, console),
+        Verb::Stats(arguments) => stats::run(arguments, out, console),
         Verb::Trim(arguments) => trim::run(arguments, out, console),
         Verb::Check(arguments) => check::run(arguments, out, console),
         Verb::Scrub(arguments) => btrfs::scrub::run(arguments, out, console),

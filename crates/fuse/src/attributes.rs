@@ -2,7 +2,7 @@
 
 use offshoot_vfs::{Attr, FileType, StatFs, Timestamp};
 
-use crate::options::ShownOwner;
+use crate::options::ShownFiles;
 use crate::wire::{AttrOut, Attributes, EntryOut, ROOT_NODE, StatfsOut, StatxOut, StatxTime};
 
 /// How long the kernel may cache an answer, in seconds: a year. Only the kernel changes what is
@@ -23,9 +23,6 @@ fn lifetime(attr: &Attr) -> u64 {
     if is_stored || attr.file_type != FileType::Regular { FOREVER_SECS } else { GUESS_SECS }
 }
 
-/// `st_blksize`: the unit in which programs should write, in bytes.
-const BLOCK_BYTES: u32 = 4096;
-
 /// The attributes in an answer to STATX: the basic ones and the time of birth.
 const STATX_MASK: u32 = 0x0fff;
 
@@ -39,8 +36,8 @@ pub(crate) fn device_of(number: u32) -> (u32, u32) {
     (number >> 8 & 0xfff, number & 0xff | number >> 12 & 0xf_ff00)
 }
 
-/// The attributes of a file, shown with the number `ino` and the owner `owner`.
-pub(crate) fn attributes(ino: u64, attr: &Attr, owner: ShownOwner) -> Attributes {
+/// The attributes of a file, shown with the number `ino` and as `shown` says.
+pub(crate) fn attributes(ino: u64, attr: &Attr, shown: ShownFiles) -> Attributes {
     Attributes {
         ino,
         size: attr.size,
@@ -53,27 +50,27 @@ pub(crate) fn attributes(ino: u64, attr: &Attr, owner: ShownOwner) -> Attributes
         ctimensec: attr.ctime.nanos,
         mode: attr.mode(),
         nlink: attr.nlink,
-        uid: owner.uid.unwrap_or(attr.uid),
-        gid: owner.gid.unwrap_or(attr.gid),
+        uid: shown.owner.uid.unwrap_or(attr.uid),
+        gid: shown.owner.gid.unwrap_or(attr.gid),
         rdev: device_number(attr.rdev),
-        blksize: BLOCK_BYTES,
+        blksize: shown.block_bytes,
         flags: 0,
     }
 }
 
 /// The answer to GETATTR and SETATTR.
-pub(crate) fn attr_out(ino: u64, attr: &Attr, owner: ShownOwner) -> AttrOut {
-    AttrOut { attr_valid: lifetime(attr), attr: attributes(ino, attr, owner), ..AttrOut::default() }
+pub(crate) fn attr_out(ino: u64, attr: &Attr, shown: ShownFiles) -> AttrOut {
+    AttrOut { attr_valid: lifetime(attr), attr: attributes(ino, attr, shown), ..AttrOut::default() }
 }
 
 /// A name that leads to `node`, which shows the number `ino`.
-pub(crate) fn entry_out(node: u64, ino: u64, attr: &Attr, owner: ShownOwner) -> EntryOut {
+pub(crate) fn entry_out(node: u64, ino: u64, attr: &Attr, shown: ShownFiles) -> EntryOut {
     EntryOut {
         nodeid: node,
         generation: if node == ROOT_NODE { 0 } else { generation(attr).into() },
         entry_valid: FOREVER_SECS,
         attr_valid: lifetime(attr),
-        attr: attributes(ino, attr, owner),
+        attr: attributes(ino, attr, shown),
         ..EntryOut::default()
     }
 }
@@ -93,8 +90,8 @@ fn statx_time(time: Timestamp) -> StatxTime {
 }
 
 /// The answer to STATX.
-pub(crate) fn statx_out(ino: u64, attr: &Attr, owner: ShownOwner) -> StatxOut {
-    let plain = attributes(ino, attr, owner);
+pub(crate) fn statx_out(ino: u64, attr: &Attr, shown: ShownFiles) -> StatxOut {
+    let plain = attributes(ino, attr, shown);
     StatxOut {
         attr_valid: lifetime(attr),
         mask: STATX_MASK,

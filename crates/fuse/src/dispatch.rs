@@ -48,7 +48,7 @@ use crate::caches::KernelCaches;
 use crate::listings::OpenListings;
 use crate::mappable::Mappable;
 use crate::nodes::{FileNumbers, KnownFiles, is_gate};
-use crate::options::{ServeOptions, ShownOwner};
+use crate::options::{ServeOptions, ShownFiles, ShownOwner};
 use crate::output::AnswerBody;
 use crate::request::{MalformedRequest, Request, RequestArguments, is_silent};
 use crate::watch::RequestWatch;
@@ -105,6 +105,7 @@ pub(crate) struct Dispatcher {
     listings: OpenListings,
     watch: Arc<RequestWatch>,
     options: ServeOptions,
+    shown: ShownFiles,
     /// The user who serves the mount.
     manager: u32,
     /// SETXATTR has the long form.
@@ -141,6 +142,7 @@ impl Dispatcher {
             modes: ModeLocks::default(),
             listings: OpenListings::default(),
             watch: Arc::default(),
+            shown: options.shown(),
             options,
             manager: rustix::process::geteuid().as_raw(),
             has_setxattr_ext: AtomicBool::new(false),
@@ -290,13 +292,7 @@ impl Dispatcher {
     /// Ends the session while the kernel waits. When this is answered, the kernel gives up the
     /// block device of the mount, so nothing may be written from then on.
     fn destroy(&self) -> Result<()> {
-        let ended = match &self.options.volume {
-            Some(volume) if !self.is_shut_down() => {
-                self.release_all();
-                self.shut_down(&**volume)
-            }
-            _ => self.end(),
-        };
+        let ended = self.end();
         if let Some(act) = self.when_destroyed.get() {
             act();
         }
@@ -320,10 +316,13 @@ impl Dispatcher {
     }
 
     /// Ends the session: the kernel has ended the mount and forgotten all nodes. Releases every
-    /// held file, and makes all changes durable.
+    /// held file, makes all changes durable, and ends all writing, as an unmount does.
     pub(crate) fn end(&self) -> Result<()> {
         self.release_all();
-        self.sync()
+        match &self.options.volume {
+            Some(volume) if !self.is_shut_down() => self.shut_down(&**volume),
+            _ => self.sync(),
+        }
     }
 
     /// Makes all changes durable. After a shutdown that is done, or cannot be done any more.
@@ -381,14 +380,18 @@ impl<'a> RequestContext<'a> {
         self.to.nodes.numbers.number(file)
     }
 
-    /// The attributes of the file or gate that the request is about, and the owner that the mount
-    /// shows.
-    fn attr(&self) -> Result<(Attr, ShownOwner)> {
+    /// How the mount shows a gate.
+    fn shown_gate(&self) -> ShownFiles {
+        ShownFiles { owner: ShownOwner::default(), ..self.to.shown }
+    }
+
+    /// The attributes of the file or gate that the request is about, and how the mount shows it.
+    fn attr(&self) -> Result<(Attr, ShownFiles)> {
         let file = self.to.nodes.file(self.node)?;
         if is_gate(file) {
-            return Ok((self.gate_attr(file)?, ShownOwner::default()));
+            return Ok((self.gate_attr(file)?, self.shown_gate()));
         }
-        Ok((self.fs().attr(file)?, self.to.options.owner))
+        Ok((self.fs().attr(file)?, self.to.shown))
     }
 
     /// The attributes of a gate: only root may search it.

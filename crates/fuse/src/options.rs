@@ -15,6 +15,22 @@ pub struct ShownOwner {
     pub gid: Option<u32>,
 }
 
+/// How the mount shows files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ShownFiles {
+    pub(crate) owner: ShownOwner,
+    /// `st_blksize`: the unit in which programs should write, in bytes.
+    pub(crate) block_bytes: u32,
+}
+
+impl ServeOptions {
+    /// How the mount shows files. Programs should write pages at least, as on the kernel's mounts.
+    pub(crate) fn shown(&self) -> ShownFiles {
+        let block_bytes = self.volume.as_ref().map_or(0, |volume| volume.block_size());
+        ShownFiles { owner: self.owner, block_bytes: block_bytes.max(4096) }
+    }
+}
+
 /// How requests come and answers go.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Transport {

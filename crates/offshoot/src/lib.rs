@@ -1,5 +1,5 @@
-//! Reads, makes and edits btrfs volumes, and reads, makes, checks and recovers XFS volumes, in
-//! images and on disks, without root and without the kernel.
+//! Reads, makes and edits volumes of btrfs and XFS, in images and on disks, without root and
+//! without the kernel.
 //!
 //! ```
 //! use offshoot::{CreateOptions, OpenOptions, Result, Volume};
@@ -24,7 +24,7 @@
 //! [`Volume::open`] finds by itself what is at a path: a volume, a disk with partitions, an image
 //! (qcow2, VMDK, VDI, VHD, VHDX), or one of these compressed. [`OpenOptions`] opens it in other
 //! ways, and devices that a program implements itself. A volume of XFS is made with
-//! [`CreateOptions::format`], and its files are only read: changes fail with `EROFS`.
+//! [`CreateOptions::format`]; it has no subvolumes.
 //!
 //! | for | use |
 //! |---|---|

@@ -11,6 +11,7 @@ use offshoot_xfs::{XfsOptions, XfsReport};
 use rustix::process;
 
 use crate::Volume;
+use crate::volume::only_in_btrfs;
 
 /// Receives a warning, in words.
 type OnWarning = Arc<dyn Fn(&str) + Send + Sync>;
@@ -63,7 +64,7 @@ impl OpenOptions {
         Self::default()
     }
 
-    /// Opens the volume for writing too. No other program may use it meanwhile. XFS is only read.
+    /// Opens the volume for writing too. No other program may use it meanwhile.
     #[must_use]
     pub fn write(mut self, is_writable: bool) -> Self {
         self.is_writable = is_writable;
@@ -93,7 +94,7 @@ impl OpenOptions {
         self
     }
 
-    /// Opens the volume although members are missing.
+    /// Opens the volume although members are missing. Only for btrfs.
     #[must_use]
     pub fn degraded(mut self, is_degraded: bool) -> Self {
         self.engine.is_degraded = is_degraded;
@@ -109,7 +110,7 @@ impl OpenOptions {
     }
 
     /// Paths begin at the subvolume that has this path from the top level. By default they begin at
-    /// the default subvolume, as on a mount.
+    /// the default subvolume, as on a mount. Only for btrfs.
     #[must_use]
     pub fn subvolume(mut self, path: impl AsRef<Path>) -> Self {
         self.subvolume = Some(path.as_ref().to_path_buf());
@@ -132,7 +133,7 @@ impl OpenOptions {
     }
 
     /// How the data of files is compressed that do not say so themselves: `zlib`, `lzo` or `zstd`,
-    /// with a level if need be, as in `zstd:3`. Not at all by default.
+    /// with a level if need be, as in `zstd:3`. Not at all by default. Only for btrfs.
     #[must_use]
     pub fn compress(mut self, method: impl Into<String>) -> Self {
         self.compression = Some(method.into());
@@ -155,14 +156,15 @@ impl OpenOptions {
         self
     }
 
-    /// How much may be changed and not yet on the devices, in bytes: 64 MiB by default.
+    /// How much may be changed and not yet on the devices, in bytes: 64 MiB by default. On XFS that
+    /// is data; the size of the log bounds the rest.
     #[must_use]
     pub fn dirty_bytes(mut self, bytes: u64) -> Self {
         self.engine.dirty_bytes = bytes;
         self
     }
 
-    /// How often the volume commits by itself: every 30 s by default, `None` for never.
+    /// How often the volume makes changes durable by itself: each 30 s by default, or never.
     #[must_use]
     pub fn commit_interval(mut self, interval: Option<Duration>) -> Self {
         self.engine.commit_interval = interval;
@@ -211,16 +213,31 @@ impl OpenOptions {
     }
 
     /// What the engine of XFS is told.
-    pub(crate) fn for_xfs(&self) -> XfsOptions {
+    ///
+    /// # Errors
+    /// [`Code::NotInFormat`] for an option that only btrfs has.
+    pub(crate) fn for_xfs(&self) -> Result<XfsOptions> {
+        for (is_set, what) in [
+            (self.subvolume.is_some(), "a subvolume"),
+            (!self.members.is_empty(), "a further device"),
+            (self.engine.is_degraded, "opening without members"),
+            (self.compression.is_some(), "compression"),
+        ] {
+            if is_set {
+                return Err(only_in_btrfs(what));
+            }
+        }
         let mut engine = XfsOptions {
             is_log_ignored: self.engine.is_log_ignored,
             cache_bytes: self.engine.cache_bytes,
+            dirty_bytes: self.engine.dirty_bytes,
+            sync_interval: self.engine.commit_interval,
             ..XfsOptions::default()
         };
         if let Some(warned) = self.warned.clone() {
             engine.reporter = Some(Arc::new(move |report: &XfsReport| warned(&report.to_string())));
         }
-        engine
+        Ok(engine)
     }
 }
 
@@ -254,7 +271,7 @@ impl CreateOptions {
     }
 
     /// The format: btrfs by default. A volume of XFS has what `mkfs.xfs` 6.18 chooses, and at least
-    /// 300 MiB on one device. It is opened for reading: this version does not write it.
+    /// 300 MiB on one device.
     ///
     /// ```
     /// use offshoot::device::VolumeFormat;
@@ -265,7 +282,8 @@ impl CreateOptions {
     /// # std::env::set_current_dir(&dir).unwrap();
     /// let options = CreateOptions::new().format(VolumeFormat::Xfs).label("data");
     /// let volume = Volume::create("data.img", 300 << 20, &options)?;
-    /// assert_eq!(volume.read_dir("/")?.count(), 0);
+    /// volume.write("/motd", "hello\n")?;
+    /// volume.close()?;
     /// # Ok(())
     /// # }
     /// ```
@@ -297,8 +315,8 @@ impl CreateOptions {
         self
     }
 
-    /// How the new volume is opened: whole, and for writing where its format is written. The owner
-    /// and the time are those of its root directory too.
+    /// How the new volume is opened: whole, and for writing. The owner and the time are those of
+    /// its root directory too.
     #[must_use]
     pub fn opened(mut self, options: OpenOptions) -> Self {
         self.opened = options;

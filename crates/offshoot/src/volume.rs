@@ -17,7 +17,7 @@ use offshoot_device::{BlockDevice, VolumeFormat};
 use offshoot_vfs::escape::Escaped;
 use offshoot_vfs::path::{LastLink, at_path, resolve, resolve_end};
 use offshoot_vfs::{
-    self as vfs, Code, EntryPlace, Errno, Error, FileId, FileSystem, FileSystemMut, ReadOnlyFiles,
+    self as vfs, Code, EntryPlace, Errno, Error, FileId, FileSystem, FileSystemMut, HeldFiles,
     Result, Timestamp,
 };
 use offshoot_xfs::XfsVolume;
@@ -36,8 +36,12 @@ pub use look::{DirEntry, ReadDir, WalkEntry};
 /// All calls may be made from many threads at once. A clone is another handle on the same volume.
 /// No permissions are checked: a program that may open the image may change everything in it.
 ///
+/// A call by path uses the file that has the path when the call finds it, whatever other threads do
+/// to the path meanwhile.
+///
 /// Changes are durable when [`sync`](Self::sync) or [`sync_file`](Self::sync_file) returned. After
 /// a crash, and after the last handle is dropped without them, the volume has what was durable.
+/// [`close`](Self::close) ends the use of a volume.
 #[derive(Clone)]
 pub struct Volume {
     files: VolumeFiles,
@@ -50,7 +54,14 @@ pub struct Volume {
 #[derive(Clone)]
 enum VolumeFiles {
     Btrfs(btrfs::Filesystem),
-    Xfs(ReadOnlyFiles<XfsVolume>),
+    Xfs(XfsShare),
+}
+
+/// A volume of XFS, and its files, which refuse changes when it is open for reading.
+#[derive(Clone)]
+struct XfsShare {
+    volume: Arc<XfsVolume>,
+    files: Arc<dyn FileSystemMut>,
 }
 
 impl Deref for VolumeFiles {
@@ -59,7 +70,7 @@ impl Deref for VolumeFiles {
     fn deref(&self) -> &Self::Target {
         match self {
             Self::Btrfs(files) => files,
-            Self::Xfs(files) => files,
+            Self::Xfs(share) => &*share.files,
         }
     }
 }
@@ -75,7 +86,7 @@ impl VolumeFiles {
 }
 
 /// The error about `what`, which only volumes of btrfs have.
-fn only_in_btrfs(what: &str) -> Error {
+pub(crate) fn only_in_btrfs(what: &str) -> Error {
     let what = format!("{what} of an XFS volume: that is for btrfs alone");
     Error::unsupported(Code::NotInFormat, what)
 }
@@ -120,7 +131,7 @@ impl Volume {
     pub fn file_system(&self) -> Arc<dyn vfs::Volume> {
         match &self.files {
             VolumeFiles::Btrfs(files) => files.volume().clone(),
-            VolumeFiles::Xfs(files) => files.inner().clone(),
+            VolumeFiles::Xfs(share) => share.volume.clone(),
         }
     }
 
@@ -132,27 +143,52 @@ impl Volume {
         self.files.sync()
     }
 
+    /// Makes everything durable that was done, and ends all writing through this handle and its
+    /// clones: as an unmount. What is changed later fails with `EROFS`.
+    ///
+    /// A volume of XFS whose last handle is dropped instead is closed too, but an error is told to
+    /// [`OpenOptions::on_warning`] alone.
+    ///
+    /// # Errors
+    /// As [`sync`](Self::sync). Writing has ended in that case too.
+    pub fn close(self) -> Result<()> {
+        self.file_system().shut_down()
+    }
+
     /// Makes everything durable that was done to one file. It costs less than [`sync`](Self::sync).
     ///
     /// # Errors
     /// As [`sync`](Self::sync).
     pub fn sync_file(&self, path: impl AsRef<Path>) -> Result<()> {
-        let path = bytes(path.as_ref());
-        self.files.fsync(self.file(path)?).map_err(|error| at_path(error, path))
+        let (path, call) = (bytes(path.as_ref()), self.call());
+        call.files.fsync(call.file(path)?).map_err(|error| at_path(error, path))
     }
 
     fn now(&self) -> Timestamp {
         self.time.unwrap_or_else(Timestamp::now)
     }
 
+    /// Begins a call by path.
+    fn call(&self) -> PathCall<'_> {
+        PathCall { volume: self, files: HeldFiles::new(&*self.files) }
+    }
+}
+
+/// A call by path, which holds the files that it finds.
+struct PathCall<'v> {
+    volume: &'v Volume,
+    files: HeldFiles<'v>,
+}
+
+impl PathCall<'_> {
     /// The file at `path`, links followed.
     fn file(&self, path: &[u8]) -> Result<FileId> {
-        resolve(&*self.files, path, LastLink::Follow)
+        resolve(&self.files, path, LastLink::Follow)
     }
 
     /// The name of the file at `path`, and the file; a link is the file itself.
     fn named(&self, path: &[u8]) -> Result<(NameInDirectory, FileId)> {
-        let end = resolve_end(&*self.files, path, LastLink::Keep)?;
+        let end = resolve_end(&self.files, path, LastLink::Keep)?;
         let file = end.file.ok_or_else(|| fail(Errno::NOENT, path))?;
         let (dir, name) = end.place.ok_or_else(|| fail(Errno::BUSY, path))?;
         Ok((NameInDirectory { dir, name }, file))
@@ -160,7 +196,7 @@ impl Volume {
 
     /// The free name that `path` is.
     fn free(&self, path: &[u8]) -> Result<NameInDirectory> {
-        let end = resolve_end(&*self.files, path, LastLink::Keep)?;
+        let end = resolve_end(&self.files, path, LastLink::Keep)?;
         match (end.place, end.file) {
             (Some((dir, name)), None) => Ok(NameInDirectory { dir, name }),
             _ => Err(fail(Errno::EXIST, path)),
@@ -200,20 +236,14 @@ fn open_btrfs(
 }
 
 /// Opens the XFS volume on the only one of `devices`.
-fn open_xfs(
-    mut devices: Vec<Arc<dyn BlockDevice>>,
-    options: &OpenOptions,
-) -> Result<ReadOnlyFiles<XfsVolume>> {
-    if options.is_writable {
-        let what = "writing an XFS volume, which is only read so far";
-        return Err(Error::unsupported(Code::FormatOnlyRead, what));
-    }
-    if options.subvolume.is_some() {
-        return Err(only_in_btrfs("a subvolume"));
-    }
+fn open_xfs(mut devices: Vec<Arc<dyn BlockDevice>>, options: &OpenOptions) -> Result<XfsShare> {
+    let engine = options.for_xfs()?;
     let device = devices.pop().filter(|_| devices.is_empty());
     let device = device.ok_or_else(|| only_in_btrfs("a further device"))?;
-    XfsVolume::open(device, &options.for_xfs()).map(ReadOnlyFiles::new)
+    let open = if options.is_writable { XfsVolume::open_writable } else { XfsVolume::open };
+    let volume = open(device, &engine)?;
+    let files = vfs::Volume::files(volume.clone(), volume.root().dev)?;
+    Ok(XfsShare { volume, files: files.into() })
 }
 
 /// The subvolume whose root is at `path`.

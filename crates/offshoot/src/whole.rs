@@ -28,7 +28,7 @@ impl OpenOptions {
         let refused = "a check of a btrfs volume: that is for XFS so far; open it, and read all of \
                        it";
         let device = self.clone().write(false).xfs_at(path.as_ref(), refused)?;
-        check_xfs(&device, &self.for_xfs())
+        check_xfs(&device, &self.for_xfs()?)
     }
 
     /// Brings what the log of the volume at `path` holds to disk, as the kernel does when it mounts
@@ -50,15 +50,11 @@ impl OpenOptions {
     pub fn recover(&self, path: impl AsRef<Path>) -> Result<Option<XfsRecovery>> {
         let refused = "recovering a btrfs volume: opening it for writing does that";
         let device = self.clone().write(true).xfs_at(path.as_ref(), refused)?;
-        XfsVolume::recover(&device, &self.for_xfs())
+        XfsVolume::recover(&device, &self.for_xfs()?)
     }
 
     /// The device of the XFS volume at `path`; `refused` of a btrfs volume.
     fn xfs_at(&self, path: &Path, refused: &str) -> Result<Arc<dyn BlockDevice>> {
-        if !self.members.is_empty() {
-            let what = "a further device of an XFS volume: that is for btrfs alone";
-            return Err(Error::unsupported(Code::NotInFormat, what));
-        }
         let device = find(path, self.partition, self)?;
         match VolumeFormat::on(&*device) {
             VolumeFormat::Xfs => Ok(device),

@@ -5,8 +5,10 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 
-use offshoot::device::{MemoryDevice, VolumeFormat};
-use offshoot::{Code, CreateOptions, Errno, OpenOptions, Result, Timestamp, Volume, XfsLogState};
+use offshoot::device::{BlockDevice, MemoryDevice, VolumeFormat};
+use offshoot::{
+    Code, CreateOptions, Errno, OpenOptions, Result, SetAttr, Timestamp, Volume, XfsLogState,
+};
 use offshoot_testkit::xfs::disk::{XfsDisk, XfsShutdown};
 use offshoot_testkit::xfs::judges::{self, XfsJudges};
 use offshoot_testkit::xfs::matrix::XfsVolumeKind;
@@ -67,9 +69,11 @@ fn a_volume_that_the_kernel_filled_is_read_and_not_written() -> Result<()> {
     assert!(volume.file_system().files(files.dev + 1).is_err());
 
     let options = OpenOptions::new();
-    assert_eq!(code(options.clone().write(true).open(image)), Code::FormatOnlyRead);
     assert_eq!(code(options.clone().subvolume("/sub").open(image)), Code::NotInFormat);
-    assert_eq!(code(options.member(image).open(image)), Code::NotInFormat);
+    assert_eq!(code(options.clone().member(image).open(image)), Code::NotInFormat);
+    for refused in [options.clone().compress("zstd"), options.degraded(true)] {
+        assert_eq!(code(refused.write(true).open(image)), Code::NotInFormat);
+    }
     Ok(())
 }
 
@@ -97,8 +101,23 @@ fn a_new_volume_is_one_that_the_kernel_mounts() -> Result<()> {
     assert_eq!(volume.read_dir("/")?.count(), 0);
     let root = volume.metadata("/")?;
     assert_eq!((root.uid, root.gid, root.mtime.secs), (7, 8, 1_000_000_000));
-    assert_eq!(volume.write("/new", "x").expect_err("it is only read").errno(), Errno::ROFS);
+    volume.create_dir_all("/etc/deep")?;
+    volume.write("/etc/motd", "hello\n")?;
+    volume.rename("/etc/motd", "/etc/deep/motd")?;
+    // The last handle ends writing too.
     drop(volume);
+    disk.assert_checks();
+    let mount = disk.mount("rw", &[]);
+    assert_eq!(fs::read(mount.path().join("etc/deep/motd")).expect("a file"), b"hello\n");
+    drop(mount);
+    let volume = OpenOptions::new().write(true).open(disk.image())?;
+    let other = volume.clone();
+    volume.remove_dir_all("/etc")?;
+    volume.write("/new", vec![7; 100_000])?;
+    volume.close()?;
+    assert_eq!(other.write("/new", "x").expect_err("it was closed").errno(), Errno::ROFS);
+    assert_eq!(other.read("/new")?, vec![7; 100_000]);
+    drop(other);
     disk.assert_checks();
     drop(disk.mount("rw", &[]));
 
@@ -108,6 +127,9 @@ fn a_new_volume_is_one_that_the_kernel_mounts() -> Result<()> {
     };
     assert_eq!(errno(&options), Errno::EXIST);
     assert_eq!(errno(&options.clone().force(true).label("thirteen bytes")), Errno::INVAL);
+    let compressed = options.clone().force(true).opened(OpenOptions::new().compress("zstd"));
+    let refused = Volume::create(image, 512 << 20, &compressed).err().expect("it fails");
+    assert_eq!(refused.code(), Code::NotInFormat, "{refused}");
     let both = |options| {
         let device = || Arc::new(MemoryDevice::sparse(512 << 20)) as _;
         Volume::create_on(vec![device(), device()], options)
@@ -143,4 +165,73 @@ fn a_volume_is_checked_and_recovered_to_disk() -> Result<()> {
     assert_eq!(refused.code(), Code::NotInFormat, "{refused}");
     fs::remove_file(btrfs).expect("an image");
     Ok(())
+}
+
+/// Calls by path change the files that have the paths, while other threads remove files and make
+/// new ones, which get their numbers.
+#[test]
+fn calls_by_path_change_no_file_that_has_another_path() -> Result<()> {
+    const ROUNDS: usize = 400;
+    let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::sparse(320 << 20));
+    let options = CreateOptions::new().format(VolumeFormat::Xfs);
+    let volume = Volume::create_on(vec![device.clone()], &options)?;
+    volume.create_dir("/d")?;
+    let is_expected = |result: &Result<()>| match result {
+        Ok(()) => true,
+        Err(error) => matches!(error.errno(), Errno::NOENT | Errno::NOTDIR),
+    };
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| -> Result<()> {
+            for _ in 0..ROUNDS {
+                volume.remove_file("/a").or_else(|error| match error.errno() {
+                    Errno::NOENT => Ok(()),
+                    _ => Err(error),
+                })?;
+                // It gets the number of the removed file, unless that is open.
+                volume.write("/kept", "kept")?;
+                assert_eq!(volume.read("/kept")?, b"kept");
+                assert_eq!(volume.metadata("/kept")?.permissions, 0o644);
+                while let Err(error) = volume.remove_dir_all("/d") {
+                    // A file was made there meanwhile.
+                    if error.errno() != Errno::NOTEMPTY {
+                        return Err(error);
+                    }
+                }
+                volume.create_dir("/d")?;
+                volume.write("/d/kept", "kept")?;
+                assert_eq!(volume.read("/d/kept")?, b"kept");
+                volume.remove_file("/kept")?;
+            }
+            Ok(())
+        });
+        let mut rounds = 0;
+        while !other.is_finished() {
+            let permissions = Some(0o600);
+            let set = SetAttr { permissions, ..SetAttr::default() };
+            for result in [
+                volume.write("/a", "of another path"),
+                volume.set_attr("/a", &set),
+                volume.write_at("/d/a", 3, "of another path"),
+                volume.set_xattr("/a", "user.path", "/a"),
+            ] {
+                assert!(is_expected(&result), "{result:?}");
+            }
+            rounds += 1;
+        }
+        assert!(rounds > 20, "only {rounds} rounds");
+        other.join().expect("no wrong file")
+    })?;
+    volume.close()?;
+    drop(volume_of(device)?);
+    Ok(())
+}
+
+/// Opens a volume and reads all of it.
+fn volume_of(device: Arc<dyn BlockDevice>) -> Result<Volume> {
+    let volume = OpenOptions::new().open_devices(vec![device])?;
+    volume.walk("/", |entry| {
+        entry.expect("everything can be read");
+        ControlFlow::Continue(())
+    })?;
+    Ok(volume)
 }

@@ -38,8 +38,7 @@ use std::sync::atomic::Ordering;
 
 use offshoot_vfs::path::{climb, prefix};
 use offshoot_vfs::{
-    Attr, EntryPlace, Errno, Error, FileId, FileSystem, FileSystemMut, FileType, Structure,
-    Timestamp,
+    Attr, EntryPlace, Errno, Error, FileId, FileSystemMut, FileType, HeldFile, Structure, Timestamp,
 };
 
 use crate::extract::{LinkTable, Problems, TransferCounters};
@@ -222,7 +221,7 @@ impl<'a> IntoVolume<'a> {
     /// Copies a file or directory of a volume, the same one or another.
     pub fn volume(
         &self,
-        fs: &dyn FileSystem,
+        fs: &dyn FileSystemMut,
         file: FileId,
         path: &[u8],
         goal: &Goal,
@@ -280,10 +279,12 @@ impl<'a> IntoVolume<'a> {
         path: &[u8],
         goal: &Goal,
         attr: &Attr,
-        fill: impl FnOnce(&CopySource<'_>, FileId, bool) -> Result<(), CopyTrouble>,
+        fill: impl for<'s> FnOnce(&'s CopySource<'s>, HeldFile<'s>, bool) -> Result<(), CopyTrouble>,
     ) -> Result<(), CopyTrouble> {
         let (top, is_new) = match &goal.becomes {
-            Becomes::Contents(dir) => (*dir, false),
+            Becomes::Contents(dir) => {
+                (HeldFile::new(self.fs, *dir).map_err(CopyTrouble::Target)?, false)
+            }
             Becomes::Name(new) => target::make_directory(self, new.dir, &new.name, attr)?,
         };
         if is_new {
@@ -291,7 +292,7 @@ impl<'a> IntoVolume<'a> {
         }
         self.counters.directories.fetch_add(1, Ordering::Relaxed);
         let [path, shown] = [path, &goal.shown].map(prefix);
-        fill(&CopySource { into: self, path, shown, top }, top, is_new)
+        fill(&CopySource { into: self, path, shown, top: top.file() }, top, is_new)
     }
 
     /// Refuses to copy a directory when the caller asked only for files.

@@ -38,7 +38,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
 
 use offshoot_vfs::walk::WalkedFile;
-use offshoot_vfs::{Errno, FileId, FileSystem, FileType, SafeName, Timestamp};
+use offshoot_vfs::{Errno, FileId, FileSystemMut, FileType, SafeName, Timestamp};
 use serde::Serialize;
 
 use crate::copy::{Manner, Preserve};
@@ -76,7 +76,7 @@ pub(crate) fn workers() -> usize {
 /// The source of an extraction.
 pub struct ExtractSource<'a> {
     /// The volume.
-    pub fs: &'a dyn FileSystem,
+    pub fs: &'a dyn FileSystemMut,
     /// The file or directory in it.
     pub top: FileId,
     /// Its path there, for messages, without a `/` at its end.

@@ -7,7 +7,7 @@ use offshoot_testkit::memory::{MemoryFilesystem, ROOT, id};
 use offshoot_transfer::extract::{ExtractSource, Mark, extract};
 use offshoot_transfer::host::{Process, umask};
 use offshoot_transfer::{Hint, TransferProgress, Watcher};
-use offshoot_vfs::Timestamp;
+use offshoot_vfs::{ReadOnlyFiles, Timestamp};
 use rustix::fs::Mode;
 use rustix::process::{self, Resource, Rlimit};
 
@@ -63,7 +63,7 @@ fn only_the_program_changes_the_process() {
     process::umask(Mode::from_raw_mode(0o027));
     let mut fs = MemoryFilesystem::new();
     fs.file(ROOT, b"file", 300, b"some data");
-    let source = ExtractSource { fs: &fs, top: id(ROOT), path: b"" };
+    let source = ExtractSource { fs: &ReadOnlyFiles::new(&fs), top: id(ROOT), path: b"" };
     let temp = tempfile::tempdir().expect("a temporary directory");
     let mark = Mark { place: "a place".into(), state: "a state".into() };
     let path = temp.path().join("out");

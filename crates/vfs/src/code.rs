@@ -116,7 +116,7 @@ stable_codes! {
     QuotaVersion = 313;
     /// Writing a volume with quotas that limit a group.
     QuotaLimits = 314;
-    /// Writing a volume of a format that is only read, such as XFS.
+    /// Writing a volume of a format that is only read. No format is, since XFS is written.
     FormatOnlyRead = 315;
     /// Making a volume with a feature that we do not write.
     NewVolume = 401;

@@ -12,9 +12,11 @@
 //! 3. Data and metadata were verified before they are returned. What could not be
 //!    verified is an [`Error`], never bytes.
 //!
-//! A file is named by its [`FileId`]. It stays valid as long as the volume is open;
-//! asking for one that does not exist is an error, not undefined. [`path`] finds the file that a
-//! path leads to, [`walk`](mod@walk) goes through a tree, and [`escape`] shows names as text.
+//! A file is named by its [`FileId`]. It stays valid as long as the file has a name or is open;
+//! where [numbers are given again](FileSystem::reuses_numbers) it may name another file then, and
+//! [`HeldFiles`] is for callers that keep it. Asking for one that does not exist is an error, not
+//! undefined. [`path`] finds the file that a path leads to, [`walk`](mod@walk) goes through a tree,
+//! and [`escape`] shows names as text.
 
 pub mod acl;
 mod attr;
@@ -25,6 +27,7 @@ mod error;
 pub mod escape;
 mod flags;
 pub mod globs;
+mod held;
 mod name;
 pub mod path;
 mod read_only;
@@ -43,6 +46,7 @@ pub use change::{
 pub use code::{Code, Structure};
 pub use error::{Corrupt, Errno, Error, Malformed, Nameless, OsReason, Result};
 pub use flags::FileFlags;
+pub use held::{HeldFile, HeldFiles};
 pub use name::SafeName;
 pub use read_only::ReadOnlyFiles;
 pub use volume::{Trimmed, Volume, VolumeVersion};
@@ -88,6 +92,12 @@ pub fn missing(name: &[u8], file: FileId) -> Error {
 pub trait FileSystem: Send + Sync {
     /// The directory that the tree starts at.
     fn root(&self) -> FileId;
+
+    /// Whether a file that is made may get the number of one that has gone. A caller that keeps a
+    /// number must hold the file then ([`HeldFiles`], [`HeldFile`]).
+    fn reuses_numbers(&self) -> bool {
+        true
+    }
 
     /// Sizes and free space of the whole filesystem.
     fn statfs(&self) -> Result<StatFs>;

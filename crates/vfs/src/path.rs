@@ -9,7 +9,10 @@
 //! Errors name the path as the caller wrote it, [`Escaped`].
 
 use crate::escape::Escaped;
-use crate::{EntryPlace, Errno, Error, FileId, FileSystem, FileType, NAME_MAX, Result};
+use crate::{
+    EntryPlace, Errno, Error, FileId, FileSystem, FileSystemMut, FileType, HeldFile, HeldFiles,
+    NAME_MAX, Result,
+};
 
 /// How many symbolic links one path may follow.
 const LINKS_MAX: u32 = 40;
@@ -42,6 +45,17 @@ pub struct PathEnd {
 pub fn resolve(fs: &dyn FileSystem, path: &[u8], last: LastLink) -> Result<FileId> {
     let end = resolve_end(fs, path, last)?;
     end.file.ok_or_else(|| Error::posix(Errno::NOENT, Escaped(path).to_string()))
+}
+
+/// The file at `path`, which stays what it is until the result is dropped.
+pub fn resolve_held<'a>(
+    fs: &'a dyn FileSystemMut,
+    path: &[u8],
+    last: LastLink,
+) -> Result<HeldFile<'a>> {
+    // All files on the way are held until the last one is.
+    let way = HeldFiles::new(fs);
+    HeldFile::new(fs, resolve(&way, path, last)?)
 }
 
 /// Where `path` leads, whose last name need not exist.

@@ -1,7 +1,6 @@
 //! A filesystem that is only read, for callers that take one that can be changed.
 
-use std::ops::{ControlFlow, Range};
-use std::sync::Arc;
+use std::ops::{ControlFlow, Deref, Range};
 
 use crate::{
     Attr, Dedupe, DirEntry, EntryPlace, Errno, Error, Fallocate, FileFlags, FileId, FilePosition,
@@ -9,26 +8,15 @@ use crate::{
     Timestamp, XattrMode,
 };
 
-/// The files of a filesystem that is only read: each change fails with `EROFS`.
-#[derive(Debug)]
-pub struct ReadOnlyFiles<F>(Arc<F>);
+/// The files of a filesystem that is only read, through a pointer such as `Arc` or `&`: each change
+/// fails with `EROFS`.
+#[derive(Clone, Debug)]
+pub struct ReadOnlyFiles<P>(P);
 
-impl<F> ReadOnlyFiles<F> {
-    /// The files of `files`.
-    pub fn new(files: Arc<F>) -> Self {
+impl<P> ReadOnlyFiles<P> {
+    /// The files that `files` points to.
+    pub fn new(files: P) -> Self {
         Self(files)
-    }
-
-    /// The filesystem itself.
-    #[must_use]
-    pub fn inner(&self) -> &Arc<F> {
-        &self.0
-    }
-}
-
-impl<F> Clone for ReadOnlyFiles<F> {
-    fn clone(&self) -> Self {
-        Self(self.0.clone())
     }
 }
 
@@ -37,9 +25,14 @@ fn refused<T>() -> Result<T> {
     Err(Error::posix(Errno::ROFS, "a volume that is open for reading"))
 }
 
-impl<F: FileSystem> FileSystem for ReadOnlyFiles<F> {
+impl<P: Deref<Target: FileSystem> + Send + Sync> FileSystem for ReadOnlyFiles<P> {
     fn root(&self) -> FileId {
         self.0.root()
+    }
+
+    /// No file goes, so no number becomes free.
+    fn reuses_numbers(&self) -> bool {
+        false
     }
 
     fn statfs(&self) -> Result<StatFs> {
@@ -121,7 +114,7 @@ impl<F: FileSystem> FileSystem for ReadOnlyFiles<F> {
     }
 }
 
-impl<F: FileSystem> FileSystemMut for ReadOnlyFiles<F> {
+impl<P: Deref<Target: FileSystem> + Send + Sync> FileSystemMut for ReadOnlyFiles<P> {
     fn mknod(&self, _: EntryPlace<'_>, _: NewNode, _: &NewFile) -> Result<FileId> {
         refused()
     }

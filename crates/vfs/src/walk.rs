@@ -12,11 +12,18 @@
 //! 4. *Names.* They are checked, see [`SafeName`].
 //!
 //! The walk gives the visitor the errors of files that it cannot read, and goes on beside them.
+//!
+//! Other threads may change the tree meanwhile. The walk [holds](HeldFile) each directory that it
+//! is in, and each file while the visitor is shown it. What has lost its name since its directory
+//! was read is left out.
 
 use std::ops::ControlFlow;
 
 use crate::enter::{Entrance, attr_of, may_enter};
-use crate::{Attr, Code, Error, FileId, FileSystem, FileType, Result, SafeName, Structure};
+use crate::{
+    Attr, Code, Errno, Error, FileId, FileSystemMut, FileType, HeldFile, Result, SafeName,
+    Structure,
+};
 
 /// How many entries of one directory are read at a time.
 const BATCH: usize = 512;
@@ -64,9 +71,9 @@ pub trait WalkVisitor {
 }
 
 /// One directory that the walk is in.
-struct WalkLevel<D> {
+struct WalkLevel<'a, D> {
     directory: D,
-    file: FileId,
+    held: HeldFile<'a>,
     /// The length of the walk's path without this directory's own name.
     path_len: usize,
     waiting: std::vec::IntoIter<WaitingDirectory>,
@@ -85,9 +92,10 @@ struct WaitingDirectory {
 /// The deepest tree that a caller without a limit of its own walks: far deeper than any path.
 pub const DEPTH_MAX: usize = 1 << 16;
 
-/// Shows everything below `top`, which the visitor has entered as `directory`.
+/// Shows everything below `top`, which the caller holds, and the visitor has entered as
+/// `directory`.
 pub fn walk<V: WalkVisitor>(
-    fs: &dyn FileSystem,
+    fs: &dyn FileSystemMut,
     top: FileId,
     directory: V::Directory,
     depth_max: usize,
@@ -95,26 +103,29 @@ pub fn walk<V: WalkVisitor>(
 ) {
     let mut walk =
         DirectoryWalk { fs, top, depth_max, levels: Vec::new(), path: Vec::new(), buffered: 0 };
-    walk.push(directory, top, 0);
+    match HeldFile::new(fs, top) {
+        Ok(held) => walk.push(directory, held, 0),
+        Err(error) => return visitor.failed(b"", &error),
+    }
     while !walk.levels.is_empty() && !visitor.is_stopped() {
         walk.step(visitor);
     }
 }
 
 struct DirectoryWalk<'a, D> {
-    fs: &'a dyn FileSystem,
+    fs: &'a dyn FileSystemMut,
     top: FileId,
     depth_max: usize,
-    levels: Vec<WalkLevel<D>>,
+    levels: Vec<WalkLevel<'a, D>>,
     path: Vec<u8>,
     buffered: usize,
 }
 
-impl<D> DirectoryWalk<'_, D> {
-    fn push(&mut self, directory: D, file: FileId, path_len: usize) {
+impl<'a, D> DirectoryWalk<'a, D> {
+    fn push(&mut self, directory: D, held: HeldFile<'a>, path_len: usize) {
         self.levels.push(WalkLevel {
             directory,
-            file,
+            held,
             path_len,
             waiting: Vec::new().into_iter(),
             after: 0,
@@ -144,9 +155,9 @@ impl<D> DirectoryWalk<'_, D> {
         }
         self.path.extend_from_slice(&waiting.name);
         match self.show(&waiting, visitor) {
-            Ok(Some(directory)) => {
+            Ok(Some((directory, held))) => {
                 self.give_up_buffer();
-                self.push(directory, waiting.file, path_len);
+                self.push(directory, held, path_len);
             }
             Ok(None) => self.path.truncate(path_len),
             Err(error) => {
@@ -161,18 +172,26 @@ impl<D> DirectoryWalk<'_, D> {
         &self,
         waiting: &WaitingDirectory,
         visitor: &mut V,
-    ) -> Result<Option<D>> {
+    ) -> Result<Option<(D, HeldFile<'a>)>> {
         let Some(level) = self.levels.last() else { return Ok(None) };
-        let name = SafeName::new(&waiting.name)?;
-        let attr = attr_of(self.fs, &waiting.name, waiting.file)?;
-        let entry = WalkedFile { parent: level.file, name: &name, path: &self.path, attr: &attr };
+        let (name, parent) = (SafeName::new(&waiting.name)?, level.held.file());
+        let held = HeldFile::of_entry(self.fs, parent, &name, waiting.file);
+        let Some(held) = self.unless_gone(parent, &name, waiting.file, held)? else {
+            return Ok(None);
+        };
+        let file = held.file();
+        let attr = attr_of(self.fs, &name, file);
+        let Some(attr) = self.unless_gone(parent, &name, file, attr)? else { return Ok(None) };
+        let entry = WalkedFile { parent, name: &name, path: &self.path, attr: &attr };
         if attr.file_type != FileType::Directory {
             visitor.visit(&level.directory, &entry);
             return Ok(None);
         }
-        match may_enter(self.fs, self.top, level.file, &waiting.name, waiting.file)? {
-            Entrance::Walk => {}
-            Entrance::StandIn => {
+        let entrance = may_enter(self.fs, self.top, parent, &name, file);
+        match self.unless_gone(parent, &name, file, entrance)? {
+            None => return Ok(None),
+            Some(Entrance::Walk) => {}
+            Some(Entrance::StandIn) => {
                 if let Some(directory) = visitor.enter(&level.directory, &entry) {
                     visitor.leave(directory, &self.path);
                 }
@@ -185,7 +204,26 @@ impl<D> DirectoryWalk<'_, D> {
                 format!("a directory more than {} levels deep", self.depth_max),
             ));
         }
-        Ok(visitor.enter(&level.directory, &entry))
+        Ok(visitor.enter(&level.directory, &entry).map(|directory| (directory, held)))
+    }
+
+    /// What was found of an entry that leads to `file`; `None` for an error when it does not any
+    /// more, because another thread has changed the directory.
+    fn unless_gone<T>(
+        &self,
+        parent: FileId,
+        name: &[u8],
+        file: FileId,
+        found: Result<T>,
+    ) -> Result<Option<T>> {
+        match found {
+            Err(error) if self.fs.reuses_numbers() => match self.fs.lookup(parent, name) {
+                Err(Error::Posix { errno: Errno::NOENT, .. }) => Ok(None),
+                Ok(other) if other != file => Ok(None),
+                _ => Err(error),
+            },
+            found => found.map(Some),
+        }
     }
 
     /// Reads the next entries of the innermost directory. After an error there are none.
@@ -194,7 +232,7 @@ impl<D> DirectoryWalk<'_, D> {
         let mut batch = Vec::new();
         let mut last = level.after;
         let mut descends = false;
-        let result = self.fs.read_dir(level.file, level.after, &mut |entry| {
+        let result = self.fs.read_dir(level.held.file(), level.after, &mut |entry| {
             descends = entry.cookie <= last;
             if descends || batch.len() == BATCH {
                 return ControlFlow::Break(());

@@ -2,7 +2,7 @@
 
 use offshoot_testkit::memory::{MemoryFilesystem, ROOT, id};
 use offshoot_vfs::walk::{WalkVisitor, WalkedFile, walk};
-use offshoot_vfs::{Error, FileType};
+use offshoot_vfs::{Error, FileType, ReadOnlyFiles};
 
 #[derive(Default)]
 struct VisitCount {
@@ -50,7 +50,7 @@ fn what_was_given_up_is_read_again() {
         directory = below;
     }
     let mut count = VisitCount::default();
-    walk(&fs, id(ROOT), (), 1000, &mut count);
+    walk(&ReadOnlyFiles::new(&fs), id(ROOT), (), 1000, &mut count);
     let expected = (300, FILES * 300 + 1, 0);
     assert_eq!((count.directories, count.files, count.errors), expected);
 }
@@ -65,7 +65,7 @@ fn a_directory_without_a_parent_is_shown_when_it_is_empty() {
     fs.enter(301, b"self", 301);
     fs.enter(ROOT, b"full", 301);
     let mut count = VisitCount::default();
-    walk(&fs, id(ROOT), (), 1000, &mut count);
+    walk(&ReadOnlyFiles::new(&fs), id(ROOT), (), 1000, &mut count);
     assert_eq!((count.directories, count.files, count.errors), (2, 0, 1));
 }
 
@@ -78,6 +78,6 @@ fn a_cycle_through_the_top_ends_at_the_top() {
     fs.add(300, b"below", 301, FileType::Directory);
     fs.enter(301, b"again", 300);
     let mut count = VisitCount::default();
-    walk(&fs, id(300), (), 1000, &mut count);
+    walk(&ReadOnlyFiles::new(&fs), id(300), (), 1000, &mut count);
     assert_eq!((count.directories, count.files, count.errors), (1, 0, 1));
 }

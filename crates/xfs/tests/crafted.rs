@@ -9,7 +9,7 @@ use offshoot_device::{BlockDevice, MemoryDevice};
 use offshoot_testkit::xfs::disk::XfsDisk;
 use offshoot_testkit::xfs::judges;
 use offshoot_vfs::walk::{DEPTH_MAX, WalkVisitor, WalkedFile, walk};
-use offshoot_vfs::{Code, Error, FileId, FileSystem, Result};
+use offshoot_vfs::{Code, Error, FileId, FileSystem, ReadOnlyFiles, Result};
 use offshoot_xfs::{XfsOptions, XfsVolume};
 use offshoot_xfs_format::record::{XfsExtent, XfsExtentItem};
 use offshoot_xfs_format::superblock::XfsSuperblock;
@@ -182,7 +182,7 @@ fn a_walk_enters_no_directory_that_has_two_names() {
                 let fs = volume.open(cache_bytes);
                 let mut paths = WalkedPaths::default();
                 let top = volume.at(folder);
-                walk(&*fs, top, (), DEPTH_MAX, &mut paths);
+                walk(&ReadOnlyFiles::new(fs.clone()), top, (), DEPTH_MAX, &mut paths);
                 assert!(paths.entered.is_empty(), "{:?}", paths.entered);
                 let names = [vec![b'a'], vec![name]];
                 assert_eq!(paths.errors, names.map(|name| (name, Code::Directory)));

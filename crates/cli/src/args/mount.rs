@@ -19,7 +19,8 @@ nofail (a volume that is not there is no error), idmap (root can show it elsewhe
 offers it: Linux 6.14, with Y in /sys/module/fuse/parameters/enable_uring), fuseblk (see below), nosandbox, \
 remount with ro, rw, suid, dev, exec and the options that are in force. As a user, `fusermount3` mounts.
 
-A volume of XFS is only read: it needs -o ro.
+Each format has options of its own, which are refused by name on the other one. Those of XFS that are true in any case are accepted (inode64, noquota, attr2, logbufs=, logbsize= and others); \
+quotas, wsync, inode32, dax, logdev= and rtdev= are refused. fuseblk is for btrfs alone.
 
 Options that are only wishes are accepted, with one warning: autodefrag, lazytime, strictatime, thread_pool=, user_xattr, skip_balance, clear_cache, \
 user_subvol_rm_allowed and others of btrfs(5) and mount(8). Those that a user would rely on are refused by name: sync, noacl, usebackuproot and others.

@@ -3,10 +3,14 @@
 //! | options | what happens to them |
 //! |---|---|
 //! | what the engine or the kernel does | they are followed |
-//! | of mount alone (`noauto`, `_netdev`, `x-...`), or true in any case (`noatime`, `default_permissions`) | they are ignored ([`LET_BE`]) |
-//! | wishes: without them the result is as correct, and at most slower or larger | they are accepted, with one warning ([`WISHES`]) |
-//! | promises that this program does not keep: when data is stored, what a damaged volume shows, who may do what | they are refused by name, as not supported ([`REFUSED`]) |
+//! | of mount alone (`noauto`, `_netdev`, `x-...`), or true in any case (`noatime`, `default_permissions`) | they are ignored ([`words::LET_BE`]) |
+//! | wishes: without them the result is as correct, and at most slower or larger | they are accepted, with one warning ([`words::WISHES`]) |
+//! | promises that this program does not keep: when data is stored, what a damaged volume shows, who may do what | they are refused by name, as not supported ([`words::REFUSED`]) |
 //! | all others | wrong usage; ignored if mount asks for that |
+//!
+//! An option that only one format has is refused by name on a volume of the other one.
+
+mod words;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -18,6 +22,7 @@ use offshoot_vfs::{Code, Error};
 
 use crate::exit::{Result, VerbFailure};
 use crate::verbs::btrfs::storing::Storing;
+use words::{LET_BE, ONLY_BTRFS, REFUSED, REPEATED, WISHES, XFS_LET_BE, XFS_REFUSED, XFS_WISHES};
 
 /// The options of a mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,6 +59,10 @@ pub(crate) struct MountCommandOptions {
     pub(crate) devices: Vec<PathBuf>,
     /// Options that are accepted and not followed.
     pub(crate) wishes: Vec<String>,
+    /// The first option that only a volume of btrfs takes.
+    pub(crate) only_btrfs: Option<String>,
+    /// The first option that only a volume of XFS takes.
+    pub(crate) only_xfs: Option<String>,
 }
 
 impl Default for MountCommandOptions {
@@ -82,119 +91,11 @@ impl Default for MountCommandOptions {
             flushes_on_commit: false,
             devices: Vec::new(),
             wishes: Vec::new(),
+            only_btrfs: None,
+            only_xfs: None,
         }
     }
 }
-
-/// Options that mean nothing to this program, or that are true in any case.
-const LET_BE: &[&str] = &[
-    "defaults",
-    "auto",
-    "noauto",
-    "user",
-    "nouser",
-    "users",
-    "owner",
-    "group",
-    "_netdev",
-    "silent",
-    "loud",
-    "async",
-    "noatime",
-    // The kernel keeps no access times for FUSE, so both options mean the same.
-    "relatime",
-    "nodiratime",
-    "nolazytime",
-    "norelatime",
-    "nostrictatime",
-    "noiversion",
-    "nomand",
-    "symfollow",
-    "default_permissions",
-    "nonempty",
-    // An image is mounted without a loop device.
-    "loop",
-    "noautodefrag",
-    "nouser_subvol_rm_allowed",
-    "barrier",
-    "acl",
-    "space_cache=v2",
-    "ssd",
-    "nossd",
-    "nossd_spread",
-    "enospc_debug",
-    "noenospc_debug",
-    "noinode_cache",
-    "fatal_errors=bug",
-];
-
-/// Options with a value that mount adds itself.
-const REPEATED: &[&str] = &[
-    // Every FUSE mount has these in the table of mounts, and mount repeats them in a remount.
-    "user_id", "group_id", "max_read", "blksize",
-    // The user who mounted it, and the program that unmounts it.
-    "user", "helper", "uhelper",
-];
-
-/// Wishes of btrfs(5) and mount(8). They change speed and what is stored besides files, but no
-/// contents.
-const WISHES: &[&str] = &[
-    "autodefrag",
-    "lazytime",
-    "atime",
-    "diratime",
-    "strictatime",
-    "iversion",
-    // The kernel has no mandatory locks any more.
-    "mand",
-    "user_xattr",
-    "thread_pool",
-    "metadata_ratio",
-    "skip_balance",
-    "clear_cache",
-    "space_cache",
-    "nospace_cache",
-    "inode_cache",
-    "rescan_uuid_tree",
-    "ssd_spread",
-    // This program always uses barriers.
-    "nobarrier",
-    // If a user may not delete subvolumes, they just stay.
-    "user_subvol_rm_allowed",
-    // The kernel ignores these options and still accepts them.
-    "alloc_start",
-    "subvolrootid",
-];
-
-/// Options that the kernel follows and this program does not. A user who sets one relies on it.
-const REFUSED: &[&str] = &[
-    // From other FUSE filesystems. With it the kernel would send whole pages, which append-only
-    // files refuse.
-    "writeback",
-    "allow_root",
-    "auto_unmount",
-    "sync",
-    "dirsync",
-    "nosymfollow",
-    "noacl",
-    "nouser_xattr",
-    "context",
-    "fscontext",
-    "defcontext",
-    "rootcontext",
-    "offset",
-    "sizelimit",
-    "fatal_errors",
-    "rescue",
-    "usebackuproot",
-    "recovery",
-    "check_int",
-    "check_int_data",
-    "check_int_print_mask",
-    "ref_verify",
-    "ref_tracker",
-    "fragment",
-];
 
 impl MountCommandOptions {
     /// Parses `options`, one option in each. With `is_sloppy`, unknown options are ignored.
@@ -241,12 +142,20 @@ impl MountCommandOptions {
             is_remount: free.is_remount,
             may_be_missing: free.may_be_missing,
             wishes: free.wishes,
+            only_btrfs: free.only_btrfs,
+            only_xfs: free.only_xfs,
             ..self.clone()
         }
     }
 
     fn add(&mut self, option: &str, is_sloppy: bool) -> Result {
         let (name, value) = name_and_value(option);
+        let words = || format!("the mount option {option}");
+        if [XFS_LET_BE, XFS_WISHES].iter().any(|list| list.contains(&name)) {
+            self.only_xfs.get_or_insert_with(words);
+        } else if ONLY_BTRFS.contains(&name) || Storing::default().add(option)? {
+            self.only_btrfs.get_or_insert_with(words);
+        }
         match (name, value) {
             ("ro", None) => self.is_read_only = true,
             ("rw", None) => self.is_read_only = false,
@@ -307,10 +216,12 @@ impl MountCommandOptions {
             _ if name.starts_with("x-") || name.starts_with("X-") || name == "comment" => {}
             // The kernel handles security labels, and adds this option to the table of mounts.
             ("seclabel", None) => {}
-            _ if LET_BE.contains(&option) => {}
+            _ if LET_BE.contains(&option) || XFS_LET_BE.contains(&name) => {}
             (name, Some(_)) if REPEATED.contains(&name) => {}
-            (name, _) if WISHES.contains(&name) => self.wishes.push(option.to_owned()),
-            (name, _) if REFUSED.contains(&name) => {
+            (name, _) if WISHES.contains(&name) || XFS_WISHES.contains(&name) => {
+                self.wishes.push(option.to_owned());
+            }
+            (name, _) if REFUSED.contains(&name) || XFS_REFUSED.contains(&name) => {
                 return Err(Error::unsupported(
                     Code::Unsupported,
                     format!("the mount option {option}"),
@@ -367,6 +278,37 @@ mod tests {
         MountCommandOptions::parse(&options, false)
     }
 
+    /// Whether these options leave all as it is without them, but for the format that they are for.
+    fn changes_nothing(options: &str) -> bool {
+        let wanted = parse(options).expect("all of them are known");
+        let (only_btrfs, only_xfs) = (None, None);
+        MountCommandOptions { only_btrfs, only_xfs, ..wanted } == MountCommandOptions::default()
+    }
+
+    #[test]
+    fn options_of_one_format_are_known_for_that() {
+        let only = |options: &str| {
+            let wanted = parse(options).expect("all of them are known");
+            (wanted.only_btrfs, wanted.only_xfs)
+        };
+        let named = |option: &str| Some(format!("the mount option {option}"));
+        assert_eq!(only("rw,noatime,x-initrd.mount,norecovery,uid=7"), (None, None));
+        for option in ["compress=zstd", "nodatacow", "subvol=/@", "commit=5", "ssd", "discard"] {
+            assert_eq!(only(&format!("rw,{option},degraded")), (named(option), None));
+        }
+        for option in ["inode64", "noquota", "logbufs=8", "logbsize=32k", "swalloc", "sunit=8"] {
+            assert_eq!(only(&format!("rw,{option},attr2")), (None, named(option)));
+        }
+        assert_eq!(
+            parse("allocsize=64m,inode64").map(|it| it.wishes).ok(),
+            Some(vec!["allocsize=64m".to_owned()])
+        );
+        for option in ["inode32", "wsync", "uquota", "prjquota", "rtdev=/dev/x", "dax=always"] {
+            let refused = parse(option).map_err(|failure| failure.to_string());
+            assert_eq!(refused, Err(format!("not supported: the mount option {option}")));
+        }
+    }
+
     #[test]
     fn what_is_asked_for_is_wanted() {
         assert_eq!(parse("").ok(), Some(MountCommandOptions::default()));
@@ -390,11 +332,11 @@ mod tests {
         for option in ["norecovery", "nologreplay", "rescue=nologreplay"] {
             assert_eq!(parse(option).map(|wanted| wanted.ignores_log).ok(), Some(true), "{option}");
         }
-        assert_eq!(parse("compress=zlib,compress=none").ok(), Some(MountCommandOptions::default()));
+        assert!(changes_nothing("compress=zlib,compress=none"));
         assert_eq!(parse("notreelog").map(|wanted| wanted.has_tree_log).ok(), Some(false));
-        assert_eq!(parse("notreelog,treelog").ok(), Some(MountCommandOptions::default()));
+        assert!(changes_nothing("notreelog,treelog"));
         assert_eq!(parse("user_id=0,group_id=0").ok(), Some(MountCommandOptions::default()));
-        assert_eq!(parse("commit=0").ok(), Some(MountCommandOptions::default()));
+        assert!(changes_nothing("commit=0"));
         for option in ["discard", "discard=sync", "discard=async"] {
             assert_eq!(
                 parse(option).map(|wanted| wanted.is_discarding).ok(),
@@ -402,12 +344,9 @@ mod tests {
                 "{option}"
             );
         }
-        assert_eq!(parse("discard,nodiscard").ok(), Some(MountCommandOptions::default()));
+        assert!(changes_nothing("discard,nodiscard"));
         assert_eq!(parse("flushoncommit").map(|wanted| wanted.flushes_on_commit).ok(), Some(true));
-        assert_eq!(
-            parse("flushoncommit,noflushoncommit").ok(),
-            Some(MountCommandOptions::default())
-        );
+        assert!(changes_nothing("flushoncommit,noflushoncommit"));
     }
 
     #[test]
@@ -440,7 +379,8 @@ mod tests {
         let wanted = parse("autodefrag,thread_pool=4,rw,space_cache,space_cache=v2,skip_balance");
         let wishes = wanted.map(|wanted| wanted.wishes).unwrap_or_default();
         assert_eq!(wishes, ["autodefrag", "thread_pool=4", "space_cache", "skip_balance"]);
-        let lists = [LET_BE, REPEATED, WISHES, REFUSED].concat();
+        let lists =
+            [LET_BE, REPEATED, WISHES, REFUSED, XFS_LET_BE, XFS_WISHES, XFS_REFUSED].concat();
         let mut once = lists.clone();
         once.sort_unstable();
         once.dedup();

@@ -138,6 +138,8 @@ fn start(
     let enter = move || entered.borrow_mut().iter_mut().for_each(MountSandbox::enter);
     let access = if wanted.is_read_only { Access::Read } else { Access::Write };
     let opening = Opening {
+        only_btrfs: wanted.only_btrfs.clone(),
+        only_xfs: wanted.only_xfs.clone(),
         storing: wanted.storing,
         commit: wanted.commit,
         dirty_bytes: Some(dirty_bytes()),

@@ -12,6 +12,7 @@ use crate::args::OpenArguments;
 use crate::disk::{MemberDisk, refuse_shared};
 use crate::exit::{Result, VerbFailure};
 use crate::output::Console;
+use crate::verbs::btrfs::storing::Storing;
 
 /// The devices of a volume, open.
 pub(super) struct OpenDevices {
@@ -29,9 +30,7 @@ impl OpenDevices {
         console: &Console,
     ) -> Result<Self> {
         let format = VolumeFormat::on(&*disk.device);
-        if format == VolumeFormat::Xfs
-            && let Some(refusal) = refusal_of_xfs(arguments, opening)
-        {
+        if let Some(refusal) = refusal_of(format, arguments, opening) {
             return Err(VerbFailure::Inside(disk.device.name().into(), refusal));
         }
         let mut disks = vec![disk];
@@ -52,24 +51,40 @@ impl OpenDevices {
 
 /// The error about `what`, which only volumes of btrfs have.
 pub(crate) fn only_in_btrfs(what: &str) -> Error {
-    let what = format!(
-        "{what} on an XFS volume: that is for btrfs alone, and XFS is read with info, ls, find, \
-         cat, extract, cp and mount -o ro"
-    );
+    let what = format!("{what} on an XFS volume: that is for btrfs alone");
     Error::unsupported(Code::NotInFormat, what)
 }
 
-/// Why an XFS volume is not opened in this way.
-fn refusal_of_xfs(arguments: &OpenArguments, opening: &Opening) -> Option<Error> {
+/// Why a volume of this format is not opened in this way.
+fn refusal_of(format: VolumeFormat, arguments: &OpenArguments, opening: &Opening) -> Option<Error> {
+    if format == VolumeFormat::Btrfs {
+        let what = opening.only_xfs.as_ref()?;
+        let what = format!("{what} on a btrfs volume: that is for XFS alone");
+        return Some(Error::unsupported(Code::NotInFormat, what));
+    }
     if opening.is_for_btrfs {
         return Some(only_in_btrfs(THIS_VERB));
     }
-    if opening.access == Access::Write {
-        let what = "writing an XFS volume, which is only read so far: mount it with -o ro, or copy \
-                    files out of it with extract or cp";
-        return Some(Error::unsupported(Code::FormatOnlyRead, what));
+    if let Some(what) = &opening.only_btrfs {
+        return Some(only_in_btrfs(what));
     }
-    (!arguments.devices.is_empty()).then(|| only_in_btrfs("a further device"))
+    if opening.before_writing.is_some() {
+        let what = "the mount option fuseblk on an XFS volume: mount it without";
+        return Some(Error::unsupported(Code::NotInFormat, what));
+    }
+    for (is_asked, what) in [
+        (!arguments.devices.is_empty(), "a further device"),
+        (arguments.degraded, "opening without members"),
+        (
+            opening.storing != Storing::default(),
+            "compression, and data that is not copied on write",
+        ),
+    ] {
+        if is_asked {
+            return Some(only_in_btrfs(what));
+        }
+    }
+    None
 }
 
 /// Opens the disk with the first member of a volume. When the host refuses to open it for writing,
@@ -85,9 +100,8 @@ pub(crate) fn member_disk(
     open(opening.access).map_err(|failure| {
         let readable = (opening.access == Access::Write).then(|| open(Access::Read).ok());
         let device = readable.flatten().map(|disk| disk.device);
-        let refused = device.filter(|device| VolumeFormat::on(&**device) == VolumeFormat::Xfs);
-        let refusal = refused.and_then(|device| {
-            let refusal = refusal_of_xfs(arguments, opening)?;
+        let refusal = device.and_then(|device| {
+            let refusal = refusal_of(VolumeFormat::on(&*device), arguments, opening)?;
             Some(VerbFailure::Inside(device.name().into(), refusal))
         });
         refusal.unwrap_or(failure)

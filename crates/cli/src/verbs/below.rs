@@ -2,7 +2,7 @@
 
 use offshoot_vfs::path::{LastLink, at_path, resolve};
 use offshoot_vfs::walk::{DEPTH_MAX, WalkVisitor, WalkedFile, walk};
-use offshoot_vfs::{Attr, Error, FileSystem, FileType};
+use offshoot_vfs::{Attr, Error, FileSystem, FileType, HeldFiles};
 
 use crate::edit::{EditReport, joined};
 
@@ -13,7 +13,7 @@ type ChangeFile<'c> =
 /// Calls `change` for the file at `path` and, if `is_recursive`, for everything below it. A file
 /// that cannot be changed is reported, and the walk goes on.
 pub(super) fn each(
-    fs: &dyn FileSystem,
+    fs: &HeldFiles<'_>,
     path: &[u8],
     last: LastLink,
     is_recursive: bool,
@@ -24,7 +24,7 @@ pub(super) fn each(
     let attr = fs.attr(top).map_err(|error| at_path(error, path))?;
     change(&attr, &|| path.to_vec(), report).map_err(|error| at_path(error, path))?;
     if is_recursive && attr.file_type == FileType::Directory {
-        walk(fs, top, (), DEPTH_MAX, &mut Below { top: path, report, change });
+        walk(fs.inner(), top, (), DEPTH_MAX, &mut Below { top: path, report, change });
     }
     Ok(())
 }

@@ -46,7 +46,8 @@ pub(super) fn run(arguments: &CatArguments, out: &mut dyn Write, console: &Arc<C
 
 /// Writes the contents of the file at a place.
 fn copy(session: &PlaceSession, out: &mut dyn Write) -> Result {
-    let file = session.regular_file()?;
+    let held = session.regular_file()?;
+    let file = held.file();
     let size = session.fs.attr(file).map_err(|error| session.named(error))?.size;
     let mut checked = TextOnly::new(out);
     write_contents(&*session.fs, file, size, &mut checked, |_| {}).map_err(

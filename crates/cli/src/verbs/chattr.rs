@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use offshoot_vfs::path::{LastLink, at_path, resolve};
+use offshoot_vfs::{FileSystem, FileSystemMut};
 
 use crate::args::{ChattrArguments, FlagChange};
 use crate::edit::{at_every_place, moment};

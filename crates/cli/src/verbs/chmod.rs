@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::sync::Arc;
 
 use offshoot_vfs::path::{LastLink, resolve};
-use offshoot_vfs::{FileType, SetAttr};
+use offshoot_vfs::{FileSystem, FileSystemMut, FileType, SetAttr};
 
 use super::below::each;
 use crate::args::ChmodArguments;

@@ -4,7 +4,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
 use offshoot_vfs::path::LastLink;
-use offshoot_vfs::{Attr, Errno, Error, FileType, SetAttr};
+use offshoot_vfs::{Attr, Errno, Error, FileSystemMut, FileType, SetAttr};
 
 use super::below::each;
 use crate::args::ChownArguments;

@@ -22,10 +22,12 @@ use offshoot_transfer::host::{HostId, Process, host_id_of_file, umask};
 use offshoot_transfer::stream::{StreamFailure, write_contents};
 use offshoot_vfs::globs::expand;
 use offshoot_vfs::path::{
-    LastLink, PathEnd, at_path, bare, last_name, prefix, resolve, resolve_end,
+    LastLink, PathEnd, at_path, bare, last_name, prefix, resolve, resolve_end, resolve_held,
 };
 use offshoot_vfs::wildcard::Pattern;
-use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystem, FileType, SafeName, Timestamp};
+use offshoot_vfs::{
+    Attr, Errno, Error, FileId, FileSystem, FileType, HeldFile, HeldFiles, SafeName, Timestamp,
+};
 
 use crate::args::{CpArguments, PreserveListArgument, ReflinkArgument};
 use crate::edit::{Aim, Volumes, joined, moment, place_in, require_one_source};
@@ -202,7 +204,8 @@ fn to_stdout_from(source: &OpenedSource, out: &mut dyn Write) -> Result {
         return Err(VerbFailure::Usage(NEITHER_IN_VOLUME.into()));
     };
     let inside = |error| VerbFailure::Inside(volume.clone(), error);
-    let file = resolve(&**fs, path, LastLink::Follow).map_err(inside)?;
+    let held = resolve_held(&**fs, path, LastLink::Follow).map_err(inside)?;
+    let file = held.file();
     let attr = fs.attr(file).map_err(|error| inside(at_path(error, path)))?;
     match attr.file_type {
         FileType::Regular => {}
@@ -302,8 +305,8 @@ impl SeenSources {
 }
 
 /// A source in a volume.
-struct SourceInVolume {
-    file: FileId,
+struct SourceInVolume<'a> {
+    held: HeldFile<'a>,
     is_directory: bool,
     /// Its name for messages.
     path: Vec<u8>,
@@ -393,7 +396,9 @@ impl CopyRun<'_> {
     ) -> Result {
         let is_name = self.arguments.no_target_directory;
         let inside = |error| VerbFailure::Inside(volume.clone(), error);
-        let aim = Aim::of(&**fs, path, is_name, self.count(), LastLink::Keep).map_err(inside)?;
+        // The destination stays the same directory until the end.
+        let held = HeldFiles::new(&**fs);
+        let aim = Aim::of(&held, path, is_name, self.count(), LastLink::Keep).map_err(inside)?;
         let process = Process::prepare()?;
         let mut seen = SeenSources::default();
         let mut made = HashSet::new();
@@ -437,9 +442,10 @@ impl CopyRun<'_> {
     ) -> Result {
         let recursive = self.arguments.recursive;
         let inside = |error| VerbFailure::Inside(volume.to_path_buf(), error);
+        let held = HeldFiles::new(&**fs);
         let mut named = None;
         let mut goal = |name: &[u8], is_directory| {
-            let becomes = becomes(aim, &**fs, path, name, is_directory)?;
+            let becomes = becomes(aim, &held, path, name, is_directory)?;
             if let Becomes::Name(new) = &becomes {
                 named = Some((new.dir, new.name.clone()));
             }
@@ -470,7 +476,7 @@ impl CopyRun<'_> {
                 let found = self.found(from, source, name)?;
                 let goal = goal(name, found.is_directory).map_err(inside)?;
                 let is_same = source.is_beside(fs);
-                into.volume(&**source, found.file, &found.path, &goal, recursive, is_same);
+                into.volume(&**source, found.held.file(), &found.path, &goal, recursive, is_same);
             }
         }
         made.extend(named.filter(|_| self.count_files() > before));
@@ -487,16 +493,21 @@ impl CopyRun<'_> {
     }
 
     /// The source at `path` in a volume.
-    fn found(&self, volume: &Path, fs: &OpenTree, path: &[u8]) -> Result<SourceInVolume> {
+    fn found<'f>(
+        &self,
+        volume: &Path,
+        fs: &'f OpenTree,
+        path: &[u8],
+    ) -> Result<SourceInVolume<'f>> {
         let find = || {
-            let file = resolve(&**fs, path, self.last_link())?;
-            let attr = fs.attr(file).map_err(|error| at_path(error, path))?;
-            Ok((file, attr))
+            let held = resolve_held(&**fs, path, self.last_link())?;
+            let attr = fs.attr(held.file()).map_err(|error| at_path(error, path))?;
+            Ok((held, attr))
         };
-        let (file, attr) =
+        let (held, attr) =
             find().map_err(|error| VerbFailure::Inside(volume.to_path_buf(), error))?;
         let path = place_in(volume, path);
-        Ok(SourceInVolume { file, is_directory: attr.file_type == FileType::Directory, path })
+        Ok(SourceInVolume { held, is_directory: attr.file_type == FileType::Directory, path })
     }
 
     fn to_host(
@@ -550,7 +561,8 @@ impl CopyRun<'_> {
         (path, into): (&Path, bool),
         made: &mut HashSet<PathBuf>,
     ) -> Result {
-        let SourceInVolume { file, is_directory, path: shown } = self.found(volume, fs, name)?;
+        let SourceInVolume { held, is_directory, path: shown } = self.found(volume, fs, name)?;
+        let file = held.file();
         if is_directory && !self.arguments.recursive {
             let what = format!("{}, {}", Escaped(name), words(Hint::NotRecursive));
             return Err(VerbFailure::Inside(

@@ -29,7 +29,7 @@ pub(super) fn run(arguments: &DfArguments, out: &mut dyn Write, console: &Arc<Co
     let mut found: Vec<(PathBuf, StatFs)> = Vec::new();
     while let Some(place) = places.next() {
         let sizes = place.and_then(|session| {
-            session.file(LastLink::Follow)?;
+            let _held = session.file(LastLink::Follow)?;
             Ok((session.volume.clone(), session.fs.statfs()?))
         });
         match sizes {

@@ -99,7 +99,8 @@ struct DuRun<'a> {
 
 impl DuRun<'_> {
     fn place(&mut self, session: &PlaceSession) -> Result<DuSpace> {
-        let file = session.file(LastLink::Keep)?;
+        let held = session.file(LastLink::Keep)?;
+        let file = held.file();
         let attr = session.fs.attr(file).map_err(|error| session.named(error))?;
         let mut shared = SharedRanges::default();
         if self.arguments.shares {

@@ -10,7 +10,7 @@ use offshoot_transfer as transfer;
 use offshoot_transfer::extract::{ExtractOutcome, ExtractSource, Mark, extract, extract_tar};
 use offshoot_transfer::host::Process;
 use offshoot_vfs::path::{LastLink, climb_file};
-use offshoot_vfs::{FileId, FileSystem, VolumeVersion};
+use offshoot_vfs::{FileId, VolumeVersion};
 
 use crate::args::ExtractArguments;
 use crate::edit::{moment, place_in};
@@ -37,11 +37,12 @@ pub(super) fn run(
     }
     interrupt::watch(console)?;
     let session = PlaceSession::open(&arguments.place, console)?;
-    let top = session.file(LastLink::Follow)?;
+    let held = session.file(LastLink::Follow)?;
+    let top = held.file();
     let path =
         climb_file(&*session.fs, top, &session.path).map_err(|error| session.named(error))?;
     let path = place_in(&session.volume, &path);
-    let source = ExtractSource { fs: &*session.fs as &dyn FileSystem, top, path: &path };
+    let source = ExtractSource { fs: &*session.fs, top, path: &path };
     let outcome = match (&arguments.tar, &arguments.destination) {
         (Some(_), _) if to_stdout => {
             extract_tar(&source, &mut *out, &**console).map_err(|failure| match failure {

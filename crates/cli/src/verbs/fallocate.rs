@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use offshoot_vfs::Fallocate;
 use offshoot_vfs::path::{LastLink, at_path, resolve};
+use offshoot_vfs::{Fallocate, FileSystemMut};
 
 use crate::args::FallocateArguments;
 use crate::edit::{Caller, at_every_place, file_or_new};

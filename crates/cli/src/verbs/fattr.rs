@@ -6,8 +6,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
 use offshoot_transfer::xattrs::{XattrPair, held_xattrs};
-use offshoot_vfs::XattrMode;
-use offshoot_vfs::path::{LastLink, at_path, resolve};
+use offshoot_vfs::path::{LastLink, at_path, resolve, resolve_held};
+use offshoot_vfs::{FileSystemMut, XattrMode};
 use regex_lite::Regex;
 use serde::Serialize;
 
@@ -77,7 +77,8 @@ fn found(
     arguments: &GetfattrArguments,
     matching: Option<&Regex>,
 ) -> offshoot_vfs::Result<Vec<XattrPair>> {
-    let file = resolve(&*session.fs, &session.path, last_link(arguments.no_dereference))?;
+    let held = resolve_held(&*session.fs, &session.path, last_link(arguments.no_dereference))?;
+    let file = held.file();
     let of_name = |name: &OsStr| {
         let value = session.fs.xattr(file, name.as_bytes());
         value.map(|value| vec![(name.as_bytes().to_vec(), value)])

@@ -15,7 +15,9 @@ use offshoot_vfs::enter::is_empty;
 use offshoot_vfs::globs::expand;
 use offshoot_vfs::path::{LastLink, resolve, resolve_end};
 use offshoot_vfs::walk::{DEPTH_MAX, WalkVisitor, WalkedFile, walk};
-use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystemMut, FileType, Nameless, Timestamp};
+use offshoot_vfs::{
+    Attr, Errno, Error, FileId, FileSystemMut, FileType, HeldFiles, Nameless, Timestamp,
+};
 
 use super::rm::require_name;
 use crate::args::FindArguments;
@@ -106,7 +108,7 @@ pub(super) fn run(
     if access == Access::Write {
         let mut is_stored = true;
         for (volume, fs) in &opened {
-            is_stored &= sync(fs, volume, &mut failures);
+            is_stored &= sync(fs, volume, false, &mut failures);
         }
         say_if_interrupted(is_stored, console, &mut failures);
     }
@@ -170,7 +172,8 @@ impl<'a> Finding<'a, '_> {
     }
 
     fn place(&mut self, path: &[u8]) -> Result<(), Error> {
-        let end = resolve_end(self.fs, path, LastLink::Keep)?;
+        let held = HeldFiles::new(self.fs);
+        let end = resolve_end(&held, path, LastLink::Keep)?;
         let file = end.file.ok_or_else(|| Error::posix(Errno::NOENT, Escaped(path).to_string()))?;
         let attr = self.fs.attr(file)?;
         self.top = path.to_vec();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use offshoot_vfs::path::{LastLink, at_path, last_name, leads_to_itself, resolve, resolve_end};
 use offshoot_vfs::{
-    EntryPlace, Errno, Error, FileId, FileSystem, FileSystemMut, FileType, make_over,
+    EntryPlace, Errno, Error, FileId, FileSystem, FileSystemMut, FileType, HeldFiles, make_over,
 };
 
 use crate::args::LnArguments;
@@ -40,7 +40,7 @@ pub(super) fn run(arguments: &LnArguments, out: &mut dyn Write, console: &Arc<Co
     let VolumePath { volume, path } = &places[0];
     let fs = volumes.open(volume, Access::Write)?;
     let mut failures = Failures::new(console);
-    let linked = link(&*fs, arguments, &target, path, &caller);
+    let linked = link(&HeldFiles::new(&*fs), arguments, &target, path, &caller);
     volumes.done(volume, path, linked.is_ok());
     let mut told = Ok(());
     match linked {

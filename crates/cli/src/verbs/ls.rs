@@ -109,9 +109,9 @@ struct Top {
 }
 
 fn find(session: PlaceSession, is_kept: bool) -> Result<Top> {
-    let mut file = session.file(LastLink::Keep)?;
+    let mut file = session.file(LastLink::Keep)?.file();
     if !is_kept {
-        match session.file(LastLink::Follow) {
+        match session.file(LastLink::Follow).map(|held| held.file()) {
             Ok(end) if is_directory(&session, end)? => file = end,
             // A dangling link, or one that leads to no directory, is listed itself.
             Ok(_) | Err(VerbFailure::Inside(_, Error::Posix { errno: Errno::NOENT, .. })) => {}

@@ -53,7 +53,8 @@ struct FlagsListing<'a> {
 
 impl FlagsListing<'_> {
     fn place(&mut self, session: &PlaceSession) -> Result {
-        let file = session.file(LastLink::Keep)?;
+        let held = session.file(LastLink::Keep)?;
+        let file = held.file();
         let attr = session.fs.attr(file).map_err(|error| session.named(error))?;
         let is_listed = attr.file_type == FileType::Directory && !self.arguments.directory;
         if !is_listed {

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use offshoot_vfs::path::{LastLink, at_path, resolve_end};
-use offshoot_vfs::{EntryPlace, Errno, Error, FileType, NewNode, SetAttr};
+use offshoot_vfs::{
+    EntryPlace, Errno, Error, FileSystem, FileSystemMut, FileType, NewNode, SetAttr,
+};
 
 use crate::args::MknodArguments;
 use crate::edit::{Caller, at_every_place, new_file};

@@ -8,7 +8,9 @@ use std::sync::Arc;
 use offshoot_transfer::Hint;
 use offshoot_vfs::globs::expand;
 use offshoot_vfs::path::{LastLink, at_path, bare, last_name, resolve, resolve_end};
-use offshoot_vfs::{EntryPlace, Errno, Error, FileId, FileSystemMut, FileType, Rename, Timestamp};
+use offshoot_vfs::{
+    EntryPlace, Errno, Error, FileId, FileSystemMut, FileType, HeldFiles, Rename, Timestamp,
+};
 
 use crate::args::MvArguments;
 use crate::edit::{Aim, Volumes, joined, moment, place_in, require_one_source, require_one_volume};
@@ -36,14 +38,15 @@ pub(super) fn run(arguments: &MvArguments, out: &mut dyn Write, console: &Arc<Co
     let fs = volumes.open(&volume, Access::Write)?;
     let mut failures = Failures::new(console);
     let inside = |error| VerbFailure::Inside(volume.clone(), error);
+    let held = HeldFiles::new(&*fs);
     let mut sources = Vec::new();
     for place in places {
-        sources.extend(expand(&*fs, &place.path).map_err(inside)?);
+        sources.extend(expand(&held, &place.path).map_err(inside)?);
     }
     let shown = |path: &[u8]| place_in(&volume, path);
     let more = sources.get(1).map(|path| shown(path));
     require_one_source(arguments.no_target_directory, more.as_deref())?;
-    let aim = Aim::of(&*fs, &path, arguments.no_target_directory, sources.len(), LastLink::Keep)
+    let aim = Aim::of(&held, &path, arguments.no_target_directory, sources.len(), LastLink::Keep)
         .map_err(inside)?;
     let how = match arguments {
         MvArguments { exchange: true, .. } => Rename::Exchange,
@@ -53,7 +56,7 @@ pub(super) fn run(arguments: &MvArguments, out: &mut dyn Write, console: &Arc<Co
     let mut told = Ok(());
     let mut made = HashSet::new();
     for source in &sources {
-        let renamed = rename(&*fs, source, &aim, &path, &mut made, (how, at));
+        let renamed = rename(&held, source, &aim, &path, &mut made, (how, at));
         volumes.done(&volume, source, renamed.is_ok());
         match renamed {
             Ok(Some(new)) if arguments.verbose => {
@@ -66,6 +69,7 @@ pub(super) fn run(arguments: &MvArguments, out: &mut dyn Write, console: &Arc<Co
             Err(error) => failures.inside(&volume, ExitStatus::of(&error), &error),
         }
     }
+    drop(held);
     // Changes are made durable even if standard output cannot be written any more.
     volumes.sync(&mut failures);
     told?;

@@ -6,7 +6,10 @@ use std::sync::Arc;
 use offshoot_vfs::enter::is_empty;
 use offshoot_vfs::path::{LastLink, at_path, bare, resolve_end};
 use offshoot_vfs::walk::{DEPTH_MAX, WalkVisitor, WalkedFile, walk};
-use offshoot_vfs::{Attr, EntryPlace, Errno, Error, FileId, FileSystemMut, FileType, Timestamp};
+use offshoot_vfs::{
+    Attr, EntryPlace, Errno, Error, FileId, FileSystem, FileSystemMut, FileType, HeldFiles,
+    Timestamp,
+};
 
 use crate::args::RmArguments;
 use crate::edit::{EditReport, at_every_place, joined, moment};
@@ -72,7 +75,7 @@ impl Talk<'_> {
 }
 
 fn remove(
-    fs: &dyn FileSystemMut,
+    fs: &HeldFiles<'_>,
     path: &[u8],
     talk: &mut Talk<'_>,
     report: &mut EditReport<'_, '_>,
@@ -116,6 +119,7 @@ fn remove(
         return Ok(());
     }
     let top = OpenDirectory { place: (dir, name), left: 0 };
+    let fs = fs.inner();
     let mut removal = RmVisitor { fs, at, report, talk, named: path, top: bare, left: 0 };
     walk(fs, file, top, DEPTH_MAX, &mut removal);
     Ok(())

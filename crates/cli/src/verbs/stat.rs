@@ -43,7 +43,8 @@ pub(super) fn run(
 
 fn show(session: &PlaceSession, arguments: &StatArguments, out: &mut dyn Write) -> Result {
     let last = if arguments.dereference { LastLink::Follow } else { LastLink::Keep };
-    let file = session.file(last)?;
+    let held = session.file(last)?;
+    let file = held.file();
     let attr = session.fs.attr(file).map_err(|error| session.named(error))?;
     let target = match attr.file_type {
         FileType::Symlink => {

@@ -54,7 +54,8 @@ struct ShownLevel {
 
 impl ShownTree<'_> {
     fn place(&mut self, session: &PlaceSession) -> Result {
-        let file = session.file(LastLink::Follow)?;
+        let held = session.file(LastLink::Follow)?;
+        let file = held.file();
         let attr = session.fs.attr(file).map_err(|error| session.named(error))?;
         let top = place_in(&session.volume, &session.path);
         if self.arguments.json {

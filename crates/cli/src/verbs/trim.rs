@@ -4,13 +4,13 @@ use std::collections::BTreeSet;
 use std::io::Write;
 use std::sync::Arc;
 
-use offshoot_vfs::{Trimmed, Volume};
+use offshoot_vfs::Trimmed;
 use serde::Serialize;
 
 use crate::args::InfoArguments;
 use crate::exit::Result;
 use crate::output::{Console, human_size, json_name, write_line};
-use crate::session::{Access, Session};
+use crate::session::{Access, AnySession};
 
 #[derive(Serialize)]
 struct TrimReport {
@@ -25,8 +25,12 @@ pub(super) fn run(
     out: &mut dyn Write,
     console: &Arc<Console>,
 ) -> Result {
-    let session = Session::open_to(Access::Write, &arguments.volume, console)?;
-    let Trimmed { bytes, unable } = session.volume.trim(0..u64::MAX)?;
+    let volume = AnySession::open_to(Access::Write, &arguments.volume, console)?.volume();
+    let trimmed = volume.trim(0..u64::MAX);
+    if arguments.volume.open.live.is_none() {
+        volume.shut_down()?;
+    }
+    let Trimmed { bytes, unable } = trimmed?;
     for device in &unable {
         console.warning(&format_args!("{device}: its host cannot discard"));
     }

@@ -40,13 +40,13 @@ fn time(secs: u64, nanos: u32) -> Timestamp {
 
 impl RequestContext<'_> {
     pub(super) fn getattr(&self, out: &mut AnswerBody<'_>) -> Result<()> {
-        let (attr, owner) = self.attr()?;
-        out.put(&attr_out(self.number(attr.file), &attr, owner))
+        let (attr, shown) = self.attr()?;
+        out.put(&attr_out(self.number(attr.file), &attr, shown))
     }
 
     pub(super) fn statx(&self, out: &mut AnswerBody<'_>) -> Result<()> {
-        let (attr, owner) = self.attr()?;
-        out.put(&statx_out(self.number(attr.file), &attr, owner))
+        let (attr, shown) = self.attr()?;
+        out.put(&statx_out(self.number(attr.file), &attr, shown))
     }
 
     pub(super) fn setattr(
@@ -92,7 +92,7 @@ impl RequestContext<'_> {
             return Ok(());
         }
         let attr = self.fs().attr(file)?;
-        let shown = attributes(self.number(file), &attr, owner);
+        let shown = attributes(self.number(file), &attr, self.to.shown);
         let is_kept = |one: Option<u32>, fixed: Option<u32>, shown: u32| {
             fixed.is_none() || one.is_none_or(|one| one == shown)
         };

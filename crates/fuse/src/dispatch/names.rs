@@ -8,7 +8,6 @@ use rustix::fs::{OFlags, RenameFlags};
 use super::RequestContext;
 use crate::attributes::{device_of, entry_out, no_entry};
 use crate::nodes::{gate_in, is_gate};
-use crate::options::ShownOwner;
 use crate::output::AnswerBody;
 use crate::request::RequestArguments;
 use crate::wire::{CreateIn, EntryOut, LinkIn, MkdirIn, MknodIn, ROOT_NODE, Rename2In, RenameIn};
@@ -37,7 +36,7 @@ impl RequestContext<'_> {
             if name == gate.name {
                 let attr = self.gate_attr(gate_in(dir))?;
                 let (node, number) = (self.to.nodes.told(attr.file)?, self.number(attr.file));
-                return out.put(&entry_out(node, number, &attr, ShownOwner::default()));
+                return out.put(&entry_out(node, number, &attr, self.shown_gate()));
             }
         }
         let name = self.checked(name)?;
@@ -59,6 +58,9 @@ impl RequestContext<'_> {
     /// name is stale, and so are all files of a subvolume without one: the kernel would know the
     /// file if a program had it open, and so the FORGET for it is on its way. The root of the mount
     /// has another node than the handle says if it was not the root when the handle was made.
+    ///
+    /// No lock of a directory keeps the file from losing its last name meanwhile. So where its
+    /// number may be given again, it is held first: what has the number then keeps it.
     fn lookup_dots(&self, up: bool, out: &mut AnswerBody<'_>) -> Result<()> {
         let known = self.file()?;
         let stale = || Error::posix(Errno::STALE, format!("a handle of {known}"));
@@ -68,6 +70,9 @@ impl RequestContext<'_> {
         }
         let node = self.to.nodes.told(file)?;
         let entry = self.entry_of(node, || {
+            if self.fs().reuses_numbers() && file != self.fs().root() {
+                self.hold(file)?;
+            }
             if let Some(volume) = &self.to.options.volume {
                 volume.clone().files(file.dev)?;
             }
@@ -274,6 +279,6 @@ impl RequestContext<'_> {
         attr: impl FnOnce() -> Result<Attr>,
     ) -> Result<EntryOut> {
         let attr = attr().inspect_err(|_| self.forget_node(node, 1))?;
-        Ok(entry_out(node, self.number(attr.file), &attr, self.to.options.owner))
+        Ok(entry_out(node, self.number(attr.file), &attr, self.to.shown))
     }
 }

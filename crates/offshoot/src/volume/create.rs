@@ -42,7 +42,7 @@ impl Volume {
     /// # Errors
     /// As [`create`](Self::create).
     pub fn create_on(devices: Vec<Arc<dyn BlockDevice>>, options: &CreateOptions) -> Result<Self> {
-        let mut opened = options.opened.clone().write(options.format == VolumeFormat::Btrfs);
+        let mut opened = options.opened.clone().write(true);
         opened.subvolume = None;
         let id = options.id.map_or_else(Uuid::new_v4, Uuid::from_bytes);
         let time = opened.time.unwrap_or_else(offshoot_vfs::Timestamp::now);
@@ -57,6 +57,7 @@ impl Volume {
                 let [device] = &devices[..] else {
                     return Err(only_in_btrfs("another number of devices than one"));
                 };
+                opened.for_xfs()?;
                 let new = XfsMkfsOptions::new(id, time);
                 mkfs_xfs(&**device, &XfsMkfsOptions { label, is_forced, root_owner, ..new })?;
             }

@@ -7,10 +7,11 @@ use std::path::Path;
 use offshoot_vfs::path::{LastLink, at_path, prefix, resolve_end};
 use offshoot_vfs::walk::{DEPTH_MAX, WalkVisitor, WalkedFile, walk};
 use offshoot_vfs::{
-    EntryPlace, Errno, Error, FileId, FileType, NewFile, Result, SetAttr, XattrMode,
+    EntryPlace, Errno, Error, FileId, FileSystem, FileSystemMut, FileType, NewFile, Result,
+    SetAttr, XattrMode,
 };
 
-use super::{NameInDirectory, Volume, bytes, fail, owned};
+use super::{NameInDirectory, PathCall, Volume, bytes, fail, owned};
 
 impl Volume {
     /// Gives the file at `path` these contents. It is made when nothing is there, with the
@@ -23,16 +24,16 @@ impl Volume {
     /// # Errors
     /// `EISDIR`, `ENOENT` for a directory that is not there, `ENOSPC`, `EROFS`.
     pub fn write(&self, path: impl AsRef<Path>, contents: impl AsRef<[u8]>) -> Result<()> {
-        let (path, contents) = (bytes(path.as_ref()), contents.as_ref());
+        let (path, contents, call) = (bytes(path.as_ref()), contents.as_ref(), self.call());
         let named = |error| at_path(error, path);
-        let file = self.file_or_new(path)?;
-        self.files.write(file, 0, contents, self.now()).map_err(named)?;
+        let file = call.file_or_new(path)?;
+        call.files.write(file, 0, contents, self.now()).map_err(named)?;
         let size = contents.len() as u64;
-        if self.files.attr(file).map_err(named)?.size == size {
+        if call.files.attr(file).map_err(named)?.size == size {
             return Ok(());
         }
         let set = SetAttr { size: Some(size), ..SetAttr::default() };
-        self.files.set_attr(file, &set, self.now()).map_err(named)
+        call.files.set_attr(file, &set, self.now()).map_err(named)
     }
 
     /// Writes `data` at byte `offset` of the file at `path`, which is made when nothing is there,
@@ -46,32 +47,10 @@ impl Volume {
         offset: u64,
         data: impl AsRef<[u8]>,
     ) -> Result<()> {
-        let path = bytes(path.as_ref());
-        let file = self.file_or_new(path)?;
-        let written = self.files.write(file, offset, data.as_ref(), self.now());
+        let (path, call) = (bytes(path.as_ref()), self.call());
+        let file = call.file_or_new(path)?;
+        let written = call.files.write(file, offset, data.as_ref(), self.now());
         written.map_err(|error| at_path(error, path))
-    }
-
-    fn file_or_new(&self, path: &[u8]) -> Result<FileId> {
-        let end = resolve_end(&*self.files, path, LastLink::Follow)?;
-        match (end.file, end.place) {
-            (Some(file), _) => Ok(file),
-            (None, Some((dir, name))) if !end.must_be_directory => {
-                let new = self.new_file(dir, 0o644)?;
-                let made = self.files.create(EntryPlace { dir, name: &name }, &new);
-                made.map_err(|error| at_path(error, path))
-            }
-            _ => Err(fail(Errno::ISDIR, path)),
-        }
-    }
-
-    /// What a new file in `dir` begins with. It has the group of a directory with the set-group-id
-    /// bit, as on any mount.
-    pub(super) fn new_file(&self, dir: FileId, permissions: u32) -> Result<NewFile> {
-        let parent = self.files.attr(dir)?;
-        let (uid, gid) = self.owner;
-        let gid = if parent.permissions & 0o2000 == 0 { gid } else { parent.gid };
-        Ok(NewFile { permissions, uid, gid, umask: None, at: self.now() })
     }
 
     /// Makes a directory at `path`, with the permissions 0755.
@@ -79,17 +58,9 @@ impl Volume {
     /// # Errors
     /// `EEXIST`, `ENOENT` for a directory above it.
     pub fn create_dir(&self, path: impl AsRef<Path>) -> Result<()> {
-        let path = bytes(path.as_ref());
-        let name = self.free(path)?;
-        self.make_dir(&name).map_err(|error| at_path(error, path))
-    }
-
-    fn make_dir(&self, name: &NameInDirectory) -> Result<()> {
-        let new = self.new_file(name.dir, 0o755)?;
-        // As on any mount, a directory passes its set-group-id bit on.
-        let set_gid = self.files.attr(name.dir)?.permissions & 0o2000;
-        let new = NewFile { permissions: new.permissions | set_gid, ..new };
-        self.files.mkdir(name.place(), &new).map(drop)
+        let (path, call) = (bytes(path.as_ref()), self.call());
+        let name = call.free(path)?;
+        call.make_dir(&name).map_err(|error| at_path(error, path))
     }
 
     /// Makes the directory at `path` and all above it that are not there.
@@ -97,26 +68,26 @@ impl Volume {
     /// # Errors
     /// `ENOTDIR` when another file is in the way.
     pub fn create_dir_all(&self, path: impl AsRef<Path>) -> Result<()> {
-        let path = bytes(path.as_ref());
+        let (path, call) = (bytes(path.as_ref()), self.call());
         let named = |error| at_path(error, path);
         let ends = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(end, _)| end);
         for end in ends.chain([path.len()]) {
-            let end = resolve_end(&*self.files, &path[..end], LastLink::Follow)?;
+            let end = resolve_end(&call.files, &path[..end], LastLink::Follow)?;
             let file = match (end.file, end.place) {
                 (Some(file), _) => file,
                 (None, Some((dir, name))) => {
-                    match self.make_dir(&NameInDirectory { dir, name: name.clone() }) {
+                    match call.make_dir(&NameInDirectory { dir, name: name.clone() }) {
                         Ok(()) => continue,
                         // Another thread was faster.
                         Err(Error::Posix { errno: Errno::EXIST, .. }) => {
-                            self.files.lookup(dir, &name).map_err(named)?
+                            call.files.lookup(dir, &name).map_err(named)?
                         }
                         Err(error) => return Err(named(error)),
                     }
                 }
                 (None, None) => return Err(fail(Errno::NOENT, path)),
             };
-            if self.files.attr(file).map_err(named)?.file_type != FileType::Directory {
+            if call.files.attr(file).map_err(named)?.file_type != FileType::Directory {
                 return Err(fail(Errno::NOTDIR, path));
             }
         }
@@ -129,10 +100,11 @@ impl Volume {
     /// `EEXIST`.
     pub fn symlink(&self, target: impl AsRef<Path>, path: impl AsRef<Path>) -> Result<()> {
         let (target, path) = (bytes(target.as_ref()), bytes(path.as_ref()));
-        let name = self.free(path)?;
-        let made = self
+        let call = self.call();
+        let name = call.free(path)?;
+        let made = call
             .new_file(name.dir, 0o777)
-            .and_then(|new| self.files.symlink(name.place(), target, &new));
+            .and_then(|new| call.files.symlink(name.place(), target, &new));
         made.map(drop).map_err(|error| at_path(error, path))
     }
 
@@ -142,9 +114,10 @@ impl Volume {
     /// `EEXIST`, `EPERM` for a directory, `EXDEV` in another subvolume.
     pub fn hard_link(&self, existing: impl AsRef<Path>, path: impl AsRef<Path>) -> Result<()> {
         let (existing, path) = (bytes(existing.as_ref()), bytes(path.as_ref()));
-        let (_, file) = self.named(existing)?;
-        let name = self.free(path)?;
-        let linked = self.files.link(file, name.place(), self.now());
+        let call = self.call();
+        let (_, file) = call.named(existing)?;
+        let name = call.free(path)?;
+        let linked = call.files.link(file, name.place(), self.now());
         linked.map_err(|error| at_path(error, path))
     }
 
@@ -155,14 +128,15 @@ impl Volume {
     /// `EXDEV` for a move into another subvolume, where only subvolumes themselves go.
     pub fn rename(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<()> {
         let (from, to) = (bytes(from.as_ref()), bytes(to.as_ref()));
-        let (old, file) = self.named(from)?;
-        let end = resolve_end(&*self.files, to, LastLink::Keep)?;
+        let call = self.call();
+        let (old, file) = call.named(from)?;
+        let end = resolve_end(&call.files, to, LastLink::Keep)?;
         let (dir, name) = end.place.ok_or_else(|| fail(Errno::BUSY, to))?;
-        let attr = self.files.attr(file).map_err(|error| at_path(error, from))?;
+        let attr = call.files.attr(file).map_err(|error| at_path(error, from))?;
         if end.must_be_directory && attr.file_type != FileType::Directory {
             return Err(fail(Errno::NOTDIR, to));
         }
-        let moved = self.files.rename(old.place(), EntryPlace { dir, name: &name }, self.now());
+        let moved = call.files.rename(old.place(), EntryPlace { dir, name: &name }, self.now());
         moved.map_err(|error| at_path(error, to))
     }
 
@@ -171,9 +145,9 @@ impl Volume {
     /// # Errors
     /// `EISDIR`.
     pub fn remove_file(&self, path: impl AsRef<Path>) -> Result<()> {
-        let path = bytes(path.as_ref());
-        let (name, _) = self.named(path)?;
-        self.files.unlink(name.place(), self.now()).map_err(|error| at_path(error, path))
+        let (path, call) = (bytes(path.as_ref()), self.call());
+        let (name, _) = call.named(path)?;
+        call.files.unlink(name.place(), self.now()).map_err(|error| at_path(error, path))
     }
 
     /// Removes the empty directory at `path`.
@@ -181,9 +155,9 @@ impl Volume {
     /// # Errors
     /// `ENOTDIR`, `ENOTEMPTY`.
     pub fn remove_dir(&self, path: impl AsRef<Path>) -> Result<()> {
-        let path = bytes(path.as_ref());
-        let (name, _) = self.named(path)?;
-        self.files.rmdir(name.place(), self.now()).map_err(|error| at_path(error, path))
+        let (path, call) = (bytes(path.as_ref()), self.call());
+        let (name, _) = call.named(path)?;
+        call.files.rmdir(name.place(), self.now()).map_err(|error| at_path(error, path))
     }
 
     /// Removes the directory at `path` with everything in it. It stops at a subvolume, which
@@ -192,9 +166,9 @@ impl Volume {
     /// # Errors
     /// `ENOTDIR`. `EXDEV` for a subvolume. Then, and after every other error, a part may be gone.
     pub fn remove_dir_all(&self, path: impl AsRef<Path>) -> Result<()> {
-        let path = bytes(path.as_ref());
-        let (name, top) = self.named(path)?;
-        let attr = self.files.attr(top).map_err(|error| at_path(error, path))?;
+        let (path, call) = (bytes(path.as_ref()), self.call());
+        let (name, top) = call.named(path)?;
+        let attr = call.files.attr(top).map_err(|error| at_path(error, path))?;
         if attr.file_type != FileType::Directory {
             return Err(fail(Errno::NOTDIR, path));
         }
@@ -211,9 +185,9 @@ impl Volume {
     /// # Errors
     /// `EPERM` for an immutable file, `EROFS`.
     pub fn set_attr(&self, path: impl AsRef<Path>, set: &SetAttr) -> Result<()> {
-        let path = bytes(path.as_ref());
-        let file = self.file(path)?;
-        self.files.set_attr(file, set, self.now()).map_err(|error| at_path(error, path))
+        let (path, call) = (bytes(path.as_ref()), self.call());
+        let file = call.file(path)?;
+        call.files.set_attr(file, set, self.now()).map_err(|error| at_path(error, path))
     }
 
     /// Sets an extended attribute of the file at `path`, links followed.
@@ -227,10 +201,42 @@ impl Volume {
         name: impl AsRef<OsStr>,
         value: impl AsRef<[u8]>,
     ) -> Result<()> {
-        let path = bytes(path.as_ref());
-        let (file, name) = (self.file(path)?, name.as_ref().as_bytes());
-        let set = self.files.set_xattr(file, name, value.as_ref(), XattrMode::Set, self.now());
+        let (path, call) = (bytes(path.as_ref()), self.call());
+        let (file, name) = (call.file(path)?, name.as_ref().as_bytes());
+        let set = call.files.set_xattr(file, name, value.as_ref(), XattrMode::Set, self.now());
         set.map_err(|error| at_path(error, path))
+    }
+}
+
+impl PathCall<'_> {
+    fn file_or_new(&self, path: &[u8]) -> Result<FileId> {
+        let end = resolve_end(&self.files, path, LastLink::Follow)?;
+        match (end.file, end.place) {
+            (Some(file), _) => Ok(file),
+            (None, Some((dir, name))) if !end.must_be_directory => {
+                let new = self.new_file(dir, 0o644)?;
+                let made = self.files.create(EntryPlace { dir, name: &name }, &new);
+                made.map_err(|error| at_path(error, path))
+            }
+            _ => Err(fail(Errno::ISDIR, path)),
+        }
+    }
+
+    /// What a new file in `dir` begins with. It has the group of a directory with the set-group-id
+    /// bit, as on any mount.
+    pub(super) fn new_file(&self, dir: FileId, permissions: u32) -> Result<NewFile> {
+        let parent = self.files.attr(dir)?;
+        let (uid, gid) = self.volume.owner;
+        let gid = if parent.permissions & 0o2000 == 0 { gid } else { parent.gid };
+        Ok(NewFile { permissions, uid, gid, umask: None, at: self.volume.now() })
+    }
+
+    fn make_dir(&self, name: &NameInDirectory) -> Result<()> {
+        let new = self.new_file(name.dir, 0o755)?;
+        // As on any mount, a directory passes its set-group-id bit on.
+        let set_gid = self.files.attr(name.dir)?.permissions & 0o2000;
+        let new = NewFile { permissions: new.permissions | set_gid, ..new };
+        self.files.mkdir(name.place(), &new).map(drop)
     }
 }
 

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use offshoot_vfs::escape::Escaped;
 use offshoot_vfs::path::{LastLink, at_path, prefix, resolve};
 use offshoot_vfs::walk::{DEPTH_MAX, WalkVisitor, WalkedFile, walk as walk_tree};
-use offshoot_vfs::{Attr, Errno, Error, FileId, FileType, Result, Structure};
+use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystem, FileType, Result, Structure};
 
 use super::{Volume, bytes, fail, owned};
 
@@ -24,10 +24,10 @@ impl Volume {
     /// [`OpenOptions::read_limit`](crate::OpenOptions::read_limit), `ENOMEM` when the memory is not
     /// there.
     pub fn read(&self, path: impl AsRef<Path>) -> Result<Vec<u8>> {
-        let path = bytes(path.as_ref());
+        let (path, call) = (bytes(path.as_ref()), self.call());
         let named = |error| at_path(error, path);
-        let file = self.file(path)?;
-        let size = self.files.attr(file).map_err(named)?.size;
+        let file = call.file(path)?;
+        let size = call.files.attr(file).map_err(named)?.size;
         if size > self.read_limit {
             let shown = Escaped(path);
             let what =
@@ -38,7 +38,7 @@ impl Volume {
         let len = usize::try_from(size).map_err(|_| no_memory())?;
         let mut contents = Vec::new();
         contents.try_reserve_exact(len).map_err(|_| no_memory())?;
-        self.files
+        call.files
             .read_data(file, 0..size, &mut |offset, piece| {
                 // Up to a piece there is a hole.
                 contents.resize(usize::try_from(offset).map_err(|_| no_memory())?, 0);
@@ -56,9 +56,9 @@ impl Volume {
     /// # Errors
     /// As [`read`](Self::read).
     pub fn read_at(&self, path: impl AsRef<Path>, offset: u64, buf: &mut [u8]) -> Result<usize> {
-        let path = bytes(path.as_ref());
-        let file = self.file(path)?;
-        self.files.read(file, offset, buf).map_err(|error| at_path(error, path))
+        let (path, call) = (bytes(path.as_ref()), self.call());
+        let file = call.file(path)?;
+        call.files.read(file, offset, buf).map_err(|error| at_path(error, path))
     }
 
     /// The attributes of the file at `path`, links followed.
@@ -78,9 +78,9 @@ impl Volume {
     }
 
     fn attr(&self, path: &Path, last: LastLink) -> Result<Attr> {
-        let path = bytes(path);
-        let file = resolve(&*self.files, path, last)?;
-        self.files.attr(file).map_err(|error| at_path(error, path))
+        let (path, call) = (bytes(path), self.call());
+        let file = resolve(&call.files, path, last)?;
+        call.files.attr(file).map_err(|error| at_path(error, path))
     }
 
     /// Whether a file is at `path`, links followed.
@@ -88,7 +88,7 @@ impl Volume {
     /// # Errors
     /// When that cannot be read.
     pub fn exists(&self, path: impl AsRef<Path>) -> Result<bool> {
-        match self.file(bytes(path.as_ref())) {
+        match self.call().file(bytes(path.as_ref())) {
             Ok(_) => Ok(true),
             Err(Error::Posix { errno: Errno::NOENT | Errno::NOTDIR, .. }) => Ok(false),
             Err(error) => Err(error),
@@ -100,9 +100,9 @@ impl Volume {
     /// # Errors
     /// `EINVAL` for another file.
     pub fn read_link(&self, path: impl AsRef<Path>) -> Result<PathBuf> {
-        let path = bytes(path.as_ref());
-        let file = resolve(&*self.files, path, LastLink::Keep)?;
-        let target = self.files.read_link(file).map_err(|error| at_path(error, path))?;
+        let (path, call) = (bytes(path.as_ref()), self.call());
+        let file = resolve(&call.files, path, LastLink::Keep)?;
+        let target = call.files.read_link(file).map_err(|error| at_path(error, path))?;
         Ok(PathBuf::from(OsString::from_vec(target)))
     }
 
@@ -111,8 +111,8 @@ impl Volume {
     /// # Errors
     /// `ENODATA` when it has none of that name.
     pub fn xattr(&self, path: impl AsRef<Path>, name: impl AsRef<OsStr>) -> Result<Vec<u8>> {
-        let path = bytes(path.as_ref());
-        let value = self.files.xattr(self.file(path)?, name.as_ref().as_bytes());
+        let (path, call) = (bytes(path.as_ref()), self.call());
+        let value = call.files.xattr(call.file(path)?, name.as_ref().as_bytes());
         value.map_err(|error| at_path(error, path))
     }
 
@@ -121,12 +121,10 @@ impl Volume {
     /// # Errors
     /// `ENOENT`, `ENOTDIR`.
     pub fn read_dir(&self, path: impl AsRef<Path>) -> Result<ReadDir> {
-        let path = bytes(path.as_ref());
-        let dir = self.file(path)?;
+        let (path, call) = (bytes(path.as_ref()), self.call());
         let mut entries = ReadDir {
-            volume: self.clone(),
+            directory: ListedDirectory::new(self, call.file(path)?)?,
             path: path.to_vec(),
-            dir,
             after: 0,
             waiting: Vec::new().into_iter(),
             is_read: false,
@@ -148,9 +146,9 @@ impl Volume {
         path: impl AsRef<Path>,
         mut visit: impl FnMut(Result<WalkEntry<'_>>) -> ControlFlow<()>,
     ) -> Result<()> {
-        let path = bytes(path.as_ref());
-        let top = self.file(path)?;
-        if self.files.attr(top).map_err(|error| at_path(error, path))?.file_type
+        let (path, call) = (bytes(path.as_ref()), self.call());
+        let top = call.file(path)?;
+        if call.files.attr(top).map_err(|error| at_path(error, path))?.file_type
             != FileType::Directory
         {
             return Err(fail(Errno::NOTDIR, path));
@@ -173,11 +171,29 @@ pub struct DirEntry {
     pub file_type: FileType,
 }
 
-/// The entries of a directory. An error ends them.
-pub struct ReadDir {
+/// A directory that is open until this is dropped.
+struct ListedDirectory {
     volume: Volume,
+    file: FileId,
+}
+
+impl ListedDirectory {
+    fn new(volume: &Volume, file: FileId) -> Result<Self> {
+        volume.files.open(file).map(|()| Self { volume: volume.clone(), file })
+    }
+}
+
+/// An error of the last release is that of the removal of the directory, which another call made.
+impl Drop for ListedDirectory {
+    fn drop(&mut self) {
+        let _ = self.volume.files.release(self.file);
+    }
+}
+
+/// The entries of a directory, which is open meanwhile. An error ends them.
+pub struct ReadDir {
+    directory: ListedDirectory,
     path: Vec<u8>,
-    dir: FileId,
     after: u64,
     waiting: std::vec::IntoIter<DirEntry>,
     is_read: bool,
@@ -187,7 +203,8 @@ impl ReadDir {
     fn fill(&mut self) -> Result<()> {
         let (mut batch, mut last) = (Vec::new(), self.after);
         let mut descends = false;
-        let result = self.volume.files.read_dir(self.dir, last, &mut |entry| {
+        let ListedDirectory { volume, file } = &self.directory;
+        let result = volume.files.read_dir(*file, last, &mut |entry| {
             descends = entry.cookie <= last;
             if descends || batch.len() == BATCH {
                 return ControlFlow::Break(());

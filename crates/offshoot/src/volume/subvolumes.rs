@@ -14,8 +14,9 @@ impl Volume {
     /// `EEXIST`, `ENOENT` for a directory above it.
     pub fn create_subvolume(&self, path: impl AsRef<Path>) -> Result<()> {
         let (path, files) = (bytes(path.as_ref()), self.files.btrfs()?);
-        let name = self.free(path)?;
-        let made = self
+        let call = self.call();
+        let name = call.free(path)?;
+        let made = call
             .new_file(name.dir, 0o755)
             .and_then(|new| files.create_subvolume(name.place(), &new));
         made.map(drop).map_err(|error| at_path(error, path))
@@ -33,8 +34,9 @@ impl Volume {
         is_read_only: bool,
     ) -> Result<()> {
         let (path, files) = (bytes(path.as_ref()), self.files.btrfs()?);
+        let call = self.call();
         let source = subvolume_at(files, bytes(source.as_ref()))?;
-        let name = self.free(path)?;
+        let name = call.free(path)?;
         let taken = files.snapshot(source, name.place(), is_read_only, self.now());
         taken.map(drop).map_err(|error| at_path(error, path))
     }
@@ -46,7 +48,8 @@ impl Volume {
     /// `EINVAL` when no subvolume is there, `ENOTEMPTY` when it holds subvolumes.
     pub fn delete_subvolume(&self, path: impl AsRef<Path>) -> Result<()> {
         let (path, files) = (bytes(path.as_ref()), self.files.btrfs()?);
-        let (name, _) = self.named(path)?;
+        let call = self.call();
+        let (name, _) = call.named(path)?;
         let deleted = files.delete_subvolume(name.place(), self.now());
         deleted.map_err(|error| at_path(error, path))
     }

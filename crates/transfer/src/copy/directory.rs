@@ -7,14 +7,14 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use offshoot_vfs::{Attr, FileId};
+use offshoot_vfs::{Attr, FileId, HeldFile};
 
 use super::{CopySource, CopyTrouble, target};
 
-struct CopyDirectory {
+struct CopyDirectory<'a> {
     /// What it is to become.
     attr: Attr,
-    file: FileId,
+    held: HeldFile<'a>,
     is_new: bool,
     /// The directory of the host that it is a copy of.
     host: Option<OwnedFd>,
@@ -24,22 +24,22 @@ struct CopyDirectory {
 pub(super) struct CopyDirectoryRef<'a> {
     source: &'a CopySource<'a>,
     /// Taken out only while it is dropped.
-    directory: Option<Arc<CopyDirectory>>,
+    directory: Option<Arc<CopyDirectory<'a>>>,
 }
 
 impl<'a> CopyDirectoryRef<'a> {
-    /// The directory `file`, which becomes a copy of one with the attributes `attr`.
+    /// The directory `held`, which becomes a copy of one with the attributes `attr`.
     pub(super) fn new(
         source: &'a CopySource<'a>,
-        file: FileId,
+        held: HeldFile<'a>,
         attr: Attr,
         is_new: bool,
         host: Option<OwnedFd>,
     ) -> Self {
-        Self { source, directory: Some(Arc::new(CopyDirectory { attr, file, is_new, host })) }
+        Self { source, directory: Some(Arc::new(CopyDirectory { attr, held, is_new, host })) }
     }
 
-    fn directory(&self) -> &CopyDirectory {
+    fn directory(&self) -> &CopyDirectory<'a> {
         self.directory.as_ref().expect("only `drop` takes it, and nothing runs after it")
     }
 
@@ -50,7 +50,7 @@ impl<'a> CopyDirectoryRef<'a> {
 
     /// The directory in the volume.
     pub(super) fn file(&self) -> FileId {
-        self.directory().file
+        self.directory().held.file()
     }
 
     /// The filesystem that holds the directory that this is a copy of.
@@ -74,9 +74,10 @@ impl Drop for CopyDirectoryRef<'_> {
     fn drop(&mut self) {
         // Of several threads that let go at once, exactly one gets it.
         let Some(directory) = self.directory.take().and_then(Arc::into_inner) else { return };
-        let CopyDirectory { attr, file, is_new, .. } = &directory;
-        if let Err(error) = target::finish_directory(self.source.into, *file, attr, *is_new) {
-            self.source.report(*file, b".", &CopyTrouble::Target(error));
+        let CopyDirectory { attr, held, is_new, .. } = &directory;
+        let file = held.file();
+        if let Err(error) = target::finish_directory(self.source.into, file, attr, *is_new) {
+            self.source.report(file, b".", &CopyTrouble::Target(error));
         }
     }
 }

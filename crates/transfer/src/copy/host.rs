@@ -3,7 +3,7 @@
 //! Depth first, with the directories on the way open: nothing is reached by a path that could
 //! be changed, or become too long, meanwhile. Their number bounds the depth.
 
-use offshoot_vfs::{Code, Error, FileId, FileType, SafeName};
+use offshoot_vfs::{Code, Error, FileType, HeldFile, SafeName};
 use rustix::fs::{self, AtFlags, Dir, DirEntry};
 
 use super::directory::CopyDirectoryRef;
@@ -20,17 +20,17 @@ struct HostLevel<'a> {
 }
 
 impl<'a> HostLevel<'a> {
-    /// The directory `file`, as a copy of `original`.
+    /// The directory `held`, as a copy of `original`.
     fn open(
         source: &'a CopySource<'a>,
         original: HostFile<'_>,
-        file: FileId,
+        held: HeldFile<'a>,
         is_new: bool,
     ) -> Result<Self, Error> {
         let attr = *original.attr();
         let fd = original.into_directory()?;
         let entries = Dir::read_from(&fd).map_err(doing("reading the directory"))?;
-        let directory = CopyDirectoryRef::new(source, file, attr, is_new, Some(fd));
+        let directory = CopyDirectoryRef::new(source, held, attr, is_new, Some(fd));
         Ok(Self { directory, entries })
     }
 }
@@ -42,17 +42,17 @@ fn limits(process: Process) -> Limits {
     Limits { depth_max: (limits.depth_max / 2).max(1), ..limits }
 }
 
-/// Copies what is below the directory `top`, which has become `file`.
-pub(super) fn copy(
-    source: &CopySource<'_>,
+/// Copies what is below the directory `top`, which has become `held`.
+pub(super) fn copy<'a>(
+    source: &'a CopySource<'a>,
     top: HostFile<'_>,
-    file: FileId,
+    held: HeldFile<'a>,
     is_new: bool,
     process: Process,
 ) -> Result<(), CopyTrouble> {
     let limits = limits(process);
-    target::dress_directory(source.into, file, &top)?;
-    let top = HostLevel::open(source, top, file, is_new).map_err(CopyTrouble::Source)?;
+    target::dress_directory(source.into, held.file(), &top)?;
+    let top = HostLevel::open(source, top, held, is_new).map_err(CopyTrouble::Source)?;
     with_workers(source.into, limits.batch_files, |batches| {
         HostWalk { source, batches, levels: vec![top], depth_max: limits.depth_max }.run();
     });
@@ -102,7 +102,7 @@ impl<'a> HostWalk<'_, 'a> {
         let file_type = type_of(directory, entry)?;
         if file_type != FileType::Directory {
             let seen = SeenFile::Host(file_type);
-            self.batches.push(CopyJob { directory: directory.clone(), name, seen });
+            self.batches.push(CopyJob { directory: directory.clone(), name, seen, _held: None });
             return Ok(());
         }
         if self.levels.len() >= self.depth_max {
@@ -111,13 +111,13 @@ impl<'a> HostWalk<'_, 'a> {
         }
         let original = HostFile::found(directory.host_fd(), &name, file_type)?;
         let is_other = original.attr().file.dev != directory.device();
-        if let Some((file, is_new)) = enter(directory, &name, &original) {
+        if let Some((held, is_new)) = enter(directory, &name, &original) {
             if is_other && self.source.into.manner.is_one_filesystem {
                 // Its place is there, and nothing in it.
-                drop(CopyDirectoryRef::new(self.source, file, *original.attr(), is_new, None));
+                drop(CopyDirectoryRef::new(self.source, held, *original.attr(), is_new, None));
                 return Ok(());
             }
-            self.levels.push(HostLevel::open(self.source, original, file, is_new)?);
+            self.levels.push(HostLevel::open(self.source, original, held, is_new)?);
         }
         Ok(())
     }

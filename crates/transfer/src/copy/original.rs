@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use offshoot_vfs::{
-    Attr, Code, Errno, Error, FileId, FileSystem, FileType, Result, SafeName, Timestamp,
+    Attr, Code, Errno, Error, FileId, FileSystemMut, FileType, Result, SafeName, Timestamp,
 };
 use rustix::fs::{self, AtFlags, CWD, Mode, OFlags, SeekFrom, Stat};
 
@@ -64,7 +64,7 @@ pub(super) trait Original {
 
 /// A file of a volume.
 pub(super) struct VolumeFile<'a> {
-    pub(super) fs: &'a dyn FileSystem,
+    pub(super) fs: &'a dyn FileSystemMut,
     pub(super) attr: Attr,
     /// It is in the volume that is copied into.
     pub(super) is_same: bool,

@@ -10,8 +10,8 @@ use std::sync::PoisonError;
 
 use offshoot_vfs::path::{LastLink, PathEnd, climb, leads_to_itself, resolve_end};
 use offshoot_vfs::{
-    Attr, EntryPlace, Errno, Error, FileId, FilePosition, FileType, NewFile, NewNode, SafeName,
-    SetAttr, SetTime, XattrMode, make_over,
+    Attr, EntryPlace, Errno, Error, FileId, FilePosition, FileType, HeldFile, HeldFiles, NewFile,
+    NewNode, SafeName, SetAttr, SetTime, XattrMode, make_over,
 };
 
 use super::original::Original;
@@ -39,7 +39,8 @@ struct UnfilledFile {
     is_new: bool,
 }
 
-/// Copies a file that is no directory to `place`, with `buf` to read into.
+/// Copies a file that is no directory to `place`, with `buf` to read into. The caller holds the
+/// directory of `place` and `original`.
 pub(super) fn put(
     into: &IntoVolume<'_>,
     names: &CopyNames<'_>,
@@ -47,6 +48,8 @@ pub(super) fn put(
     original: &dyn Original,
     buf: &mut Vec<u8>,
 ) -> Result<(), CopyTrouble> {
+    let held = HeldFiles::new(into.fs);
+    let into = &IntoVolume { fs: &held, ..*into };
     let host = (original.attr().file.dev, original.attr().file.ino);
     if into.devices.contains(&host) {
         let what = "it is a device of a volume of this command";
@@ -81,7 +84,7 @@ pub(super) fn put(
     let Some(UnfilledFile { file, is_new }) = begun else { return Ok(()) };
     fill(into, names, place, file, original, &attr, buf).inspect_err(|_| {
         if attr.nlink > 1 {
-            remove_all(into, place, attr.file, file, is_new);
+            remove_all(into, place, original.attr(), file, is_new);
         } else if is_new {
             remove(into, place);
         }
@@ -240,14 +243,14 @@ fn link(
     // Held until the name is in the table, so that a worker that cannot read the file
     // finds all of its names.
     let mut links = into.links.lock().unwrap_or_else(PoisonError::into_inner);
-    match links.newest(attr.file).map_err(table_failed)? {
+    match links.newest(attr).map_err(table_failed)? {
         None => {}
         Some(KnownLink::Unreadable) => return Err(CopyTrouble::OtherName),
         Some(KnownLink::Name(known)) => {
             match link_to(into, names, &known, attr.file_type, place, old) {
                 Ok(is_made) => {
                     if is_made {
-                        links.add(attr.file, &name).map_err(table_failed)?;
+                        links.add(attr, &name).map_err(table_failed)?;
                     }
                     return Ok(None);
                 }
@@ -260,7 +263,7 @@ fn link(
         }
     }
     let begun = make(into, names, place, old, original, target, buf)?;
-    links.add(attr.file, &name).map_err(table_failed)?;
+    links.add(attr, &name).map_err(table_failed)?;
     Ok(Some(begun))
 }
 
@@ -276,7 +279,7 @@ fn link_kept(
     let is_directory = old.attr.file_type == FileType::Directory;
     let name = name_of(place)?;
     let mut links = into.links.lock().unwrap_or_else(PoisonError::into_inner);
-    let is_name = match links.newest(attr.file).map_err(table_failed)? {
+    let is_name = match links.newest(attr).map_err(table_failed)? {
         None => !old.is_linked && !is_directory,
         Some(KnownLink::Name(_)) if is_directory => return Err(directory_in_place()),
         Some(KnownLink::Name(known)) => {
@@ -288,7 +291,7 @@ fn link_kept(
         Some(KnownLink::Unreadable) => false,
     };
     if is_name {
-        links.add(attr.file, &name).map_err(table_failed)?;
+        links.add(attr, &name).map_err(table_failed)?;
     }
     Ok(())
 }
@@ -576,23 +579,25 @@ fn unapplied(into: &IntoVolume<'_>, kind: Unapplied, place: EntryPlace<'_>, errn
 }
 
 /// Makes a directory, or takes the one that is there; and whether it is new.
-pub(super) fn make_directory(
-    into: &IntoVolume<'_>,
+pub(super) fn make_directory<'a>(
+    into: &IntoVolume<'a>,
     dir: FileId,
     name: &[u8],
     attr: &Attr,
-) -> Result<(FileId, bool), CopyTrouble> {
+) -> Result<(HeldFile<'a>, bool), CopyTrouble> {
     let place = EntryPlace { dir, name };
+    let held = |file| HeldFile::of_entry(into.fs, dir, name, file).map_err(CopyTrouble::Target);
     match into.fs.mkdir(place, &new_file(into, &into.preserve.of(attr))) {
         Err(Error::Posix { errno: Errno::EXIST, .. }) => {}
-        result => return result.map(|file| (file, true)).map_err(CopyTrouble::Target),
+        made => return Ok((held(made.map_err(CopyTrouble::Target)?)?, true)),
     }
-    let file = into.fs.lookup(dir, name).map_err(CopyTrouble::Target)?;
+    let held = held(into.fs.lookup(dir, name).map_err(CopyTrouble::Target)?)?;
+    let file = held.file();
     if into.fs.attr(file).map_err(CopyTrouble::Target)?.file_type != FileType::Directory {
         let what = "what is in its place is no directory";
         return Err(CopyTrouble::Source(Error::posix(Errno::NOTDIR, what)));
     }
-    Ok((file, false))
+    Ok((held, false))
 }
 
 /// Gives a directory that is filled its attributes: all of them, when it was there before.
@@ -638,7 +643,7 @@ fn remove(into: &IntoVolume<'_>, place: EntryPlace<'_>) {
 fn remove_all(
     into: &IntoVolume<'_>,
     place: EntryPlace<'_>,
-    source: FileId,
+    source: &Attr,
     made: FileId,
     is_new: bool,
 ) {

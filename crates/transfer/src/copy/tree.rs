@@ -9,7 +9,7 @@ use std::thread;
 
 use crossbeam_channel::{Receiver, Sender};
 use offshoot_vfs::walk::{DEPTH_MAX, WalkVisitor, WalkedFile, walk};
-use offshoot_vfs::{EntryPlace, Error, FileId, FileType, SafeName};
+use offshoot_vfs::{EntryPlace, Error, FileId, FileType, HeldFile, SafeName};
 
 use super::directory::CopyDirectoryRef;
 use super::original::{HostFile, Original, VolumeFile};
@@ -37,6 +37,8 @@ pub(super) struct CopyJob<'a> {
     pub(super) directory: CopyDirectoryRef<'a>,
     pub(super) name: SafeName,
     pub(super) seen: SeenFile<'a>,
+    /// That of a volume.
+    pub(super) _held: Option<HeldFile<'a>>,
 }
 
 impl CopyJob<'_> {
@@ -144,16 +146,16 @@ pub(super) fn with_workers<'a>(
     });
 }
 
-/// Copies what is below the directory `original` of a volume, which has become `file`.
-pub(super) fn copy_volume(
-    source: &CopySource<'_>,
-    original: &VolumeFile<'_>,
-    file: FileId,
+/// Copies what is below the directory `original` of a volume, which has become `held`.
+pub(super) fn copy_volume<'a>(
+    source: &'a CopySource<'a>,
+    original: &VolumeFile<'a>,
+    held: HeldFile<'a>,
     is_new: bool,
 ) -> Result<(), CopyTrouble> {
     let VolumeFile { fs, attr, .. } = *original;
-    target::dress_directory(source.into, file, original)?;
-    let top = CopyDirectoryRef::new(source, file, attr, is_new, None);
+    target::dress_directory(source.into, held.file(), original)?;
+    let top = CopyDirectoryRef::new(source, held, attr, is_new, None);
     with_workers(source.into, BATCH_FILES, |batches| {
         walk(fs, attr.file, top, DEPTH_MAX, &mut Copying { original, source, batches });
     });
@@ -184,13 +186,13 @@ impl<'a> WalkVisitor for Copying<'_, 'a> {
         let made = enter(parent, entry.name, &original);
         if manner.is_one_filesystem && entry.attr.file.dev != entry.parent.dev {
             // Its place is there, and nothing in it.
-            if let Some((file, is_new)) = made {
-                drop(CopyDirectoryRef::new(self.source, file, *entry.attr, is_new, None));
+            if let Some((held, is_new)) = made {
+                drop(CopyDirectoryRef::new(self.source, held, *entry.attr, is_new, None));
             }
             return None;
         }
-        made.map(|(file, is_new)| {
-            CopyDirectoryRef::new(self.source, file, *entry.attr, is_new, None)
+        made.map(|(held, is_new)| {
+            CopyDirectoryRef::new(self.source, held, *entry.attr, is_new, None)
         })
     }
 
@@ -198,11 +200,16 @@ impl<'a> WalkVisitor for Copying<'_, 'a> {
         if self.source.into.manner.leaves_out(entry.name, || entry.path.to_vec()) {
             return;
         }
-        self.batches.push(CopyJob {
-            directory: parent.clone(),
-            name: entry.name.clone(),
-            seen: SeenFile::Volume(VolumeFile { attr: *entry.attr, ..*self.original }),
-        });
+        let original = VolumeFile { attr: *entry.attr, ..*self.original };
+        match HeldFile::new(original.fs, entry.attr.file) {
+            Ok(held) => self.batches.push(CopyJob {
+                directory: parent.clone(),
+                name: entry.name.clone(),
+                seen: SeenFile::Volume(original),
+                _held: Some(held),
+            }),
+            Err(error) => self.failed(entry.path, &error),
+        }
     }
 
     fn failed(&mut self, path: &[u8], error: &Error) {
@@ -216,14 +223,14 @@ impl<'a> WalkVisitor for Copying<'_, 'a> {
 }
 
 /// Makes the copy of a directory, with its extended attributes; reports what goes wrong.
-pub(super) fn enter(
-    parent: &CopyDirectoryRef<'_>,
+pub(super) fn enter<'a>(
+    parent: &CopyDirectoryRef<'a>,
     name: &SafeName,
     original: &dyn Original,
-) -> Option<(FileId, bool)> {
+) -> Option<(HeldFile<'a>, bool)> {
     let into = parent.source().into;
     let made = target::make_directory(into, parent.file(), name, original.attr())
-        .and_then(|made| target::dress_directory(into, made.0, original).map(|()| made));
+        .and_then(|made| target::dress_directory(into, made.0.file(), original).map(|()| made));
     match made {
         Ok(made) => {
             if made.1 {

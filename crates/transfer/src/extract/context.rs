@@ -11,7 +11,7 @@ use std::sync::{Mutex, OnceLock};
 use offshoot_vfs::escape::message;
 use offshoot_vfs::path::climb;
 use offshoot_vfs::{
-    self as vfs, Attr, Errno, Error, FileId, FileSystem, OsReason, SafeName, Structure,
+    self as vfs, Attr, Errno, Error, FileId, FileSystemMut, OsReason, SafeName, Structure,
 };
 use rustix::fs::{self, Mode, OFlags};
 
@@ -84,7 +84,7 @@ impl TransferCounters {
 /// What all threads of an extraction or a copy share.
 pub(crate) struct TransferContext<'a> {
     /// The volume.
-    pub(crate) fs: &'a dyn FileSystem,
+    pub(crate) fs: &'a dyn FileSystemMut,
     /// Where the extraction starts in it.
     pub(crate) top: FileId,
     /// The path of `top` as the caller gave it, without a `/` at its end.
@@ -108,7 +108,7 @@ pub(crate) struct TransferContext<'a> {
 impl<'a> TransferContext<'a> {
     /// An extraction from `top`.
     pub(crate) fn new(
-        fs: &'a dyn FileSystem,
+        fs: &'a dyn FileSystemMut,
         top: FileId,
         prefix: &'a [u8],
         problems: &'a Problems<'a>,

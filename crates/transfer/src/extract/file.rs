@@ -11,7 +11,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::sync::PoisonError;
 
-use offshoot_vfs::{Attr, Errno, Error, FileId, FileType, SafeName, Structure};
+use offshoot_vfs::{Attr, Errno, Error, FileId, FileType, HeldFile, SafeName, Structure};
 use rustix::fs::{self, AtFlags, Mode, OFlags};
 
 use super::attributes::{MadeFile, MadeHandle};
@@ -28,6 +28,8 @@ pub(crate) struct FileJob<'a> {
     pub(crate) directory: ExtractDirectoryRef<'a>,
     /// Under which name.
     pub(crate) name: SafeName,
+    /// The file of the volume.
+    pub(crate) _held: HeldFile<'a>,
     /// What it is to become.
     pub(crate) attr: Attr,
     /// What of it is there already.
@@ -265,8 +267,8 @@ pub(crate) fn remove(
     }
     let mut links = context.links.lock().unwrap_or_else(PoisonError::into_inner);
     let mut remove_all = || -> std::io::Result<()> {
-        links.mark_unreadable(attr.file)?;
-        for made in links.names(attr.file)? {
+        links.mark_unreadable(attr)?;
+        for made in links.names(attr)? {
             let LinkName { parent, name } = made?;
             let removed =
                 context.with_directory(parent, |fd| fs::unlinkat(fd, &*name, AtFlags::empty()));

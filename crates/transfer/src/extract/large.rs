@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use offshoot_vfs::{Attr, Error, SafeName, Structure};
+use offshoot_vfs::{Attr, Error, HeldFile, SafeName, Structure};
 
 use super::context::{ExtractTrouble, TransferContext};
 use super::directory::ExtractDirectoryRef;
@@ -26,6 +26,7 @@ pub(crate) struct LargeFile<'a> {
     context: &'a TransferContext<'a>,
     directory: ExtractDirectoryRef<'a>,
     name: SafeName,
+    _held: HeldFile<'a>,
     attr: Attr,
     target: ExtractTarget,
     has_failed: AtomicBool,
@@ -40,11 +41,13 @@ impl<'a> LargeRef<'a> {
         context: &'a TransferContext<'a>,
         directory: ExtractDirectoryRef<'a>,
         name: SafeName,
+        held: HeldFile<'a>,
         attr: Attr,
         target: ExtractTarget,
     ) -> Self {
         let has_failed = AtomicBool::new(false);
-        Self(Some(Arc::new(LargeFile { context, directory, name, attr, target, has_failed })))
+        let large = LargeFile { context, directory, name, _held: held, attr, target, has_failed };
+        Self(Some(Arc::new(large)))
     }
 
     fn large(&self) -> &LargeFile<'a> {
@@ -97,7 +100,7 @@ impl Drop for LargeRef<'_> {
     fn drop(&mut self) {
         // Of several threads that let go at once, exactly one gets it.
         let Some(large) = self.0.take().and_then(Arc::into_inner) else { return };
-        let LargeFile { context, directory, name, attr, target, has_failed } = large;
+        let LargeFile { _held: _, context, directory, name, attr, target, has_failed } = large;
         let remove = || {
             if target.kind == TargetKind::New {
                 file::remove(context, &directory, &name, &attr);

@@ -10,7 +10,7 @@ use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
 use offshoot_testkit::memory::{self, MemoryFilesystem};
-use offshoot_vfs::Timestamp;
+use offshoot_vfs::{ReadOnlyFiles, Timestamp};
 use tempfile::TempDir;
 
 use super::{ExtractOutcome, ExtractSource, Mark, extract};
@@ -92,7 +92,8 @@ impl ExtractSandbox {
 
     /// Extracts everything, and checks that nothing beside the destination changed.
     fn extract(&self, fs: &MemoryFilesystem) -> (ExtractOutcome, Option<Worst>) {
-        let source = ExtractSource { fs, top: memory::id(memory::ROOT), path: b"" };
+        let source =
+            ExtractSource { fs: &ReadOnlyFiles::new(fs), top: memory::id(memory::ROOT), path: b"" };
         let outcome = extract(&source, &self.out(), &mark(), Timestamp::now(), process(), &Printed)
             .expect("the extraction starts");
         let mut beside: Vec<_> = std::fs::read_dir(self.temp.path())

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use offshoot_vfs::walk::{WalkVisitor, WalkedFile, walk};
-use offshoot_vfs::{Error, FileId, FileSystem, FileType};
+use offshoot_vfs::{Error, FileId, FileSystemMut, FileType};
 
 use crate::TransferProgress;
 
@@ -22,7 +22,7 @@ const WAITING_MAX: usize = 1 << 16;
 /// A source that is counted.
 pub enum Counted<'a> {
     /// A file or directory of a volume.
-    InVolume(&'a dyn FileSystem, FileId),
+    InVolume(&'a dyn FileSystemMut, FileId),
     /// One of the host.
     OnHost(&'a Path),
 }
@@ -131,6 +131,7 @@ impl WalkVisitor for TotalBytes<'_> {
 #[cfg(test)]
 mod tests {
     use offshoot_testkit::memory::{MemoryFilesystem, ROOT, id};
+    use offshoot_vfs::{FileSystem, ReadOnlyFiles};
 
     use super::*;
 
@@ -152,7 +153,7 @@ mod tests {
         fs.file(300, b"file", 301, b"some data");
         let stored = fs.attr(id(301)).unwrap();
         let mut total = TotalBytes { bytes: 0, is_over: &is_over };
-        assert!(total.add(&Counted::InVolume(&fs, id(ROOT))));
+        assert!(total.add(&Counted::InVolume(&ReadOnlyFiles::new(&fs), id(ROOT))));
         assert_eq!(total.bytes, stored.allocated_bytes.min(9) / u64::from(stored.nlink));
         is_over.store(true, Ordering::Relaxed);
         assert!(!total.add(&Counted::OnHost(host.path())));

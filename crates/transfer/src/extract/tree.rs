@@ -21,7 +21,7 @@ use std::thread;
 
 use crossbeam_channel::{Receiver, Sender};
 use offshoot_vfs::walk::{WalkVisitor, WalkedFile, walk};
-use offshoot_vfs::{Errno, Error, FileId, FileType};
+use offshoot_vfs::{Errno, Error, FileId, FileType, HeldFile};
 use rustix::fs::{self, AtFlags};
 
 use super::context::{ExtractTrouble, TransferContext};
@@ -180,6 +180,7 @@ impl<'a> TreeExtractor<'a> {
         entry: &WalkedFile<'_>,
     ) -> Result<(), ExtractTrouble> {
         let attr = *entry.attr;
+        let held = HeldFile::new(self.context.fs, attr.file)?;
         let mut begun = BegunFile::Nothing;
         if self.is_there(parent, entry)? {
             begun = BegunFile::Whole;
@@ -204,6 +205,7 @@ impl<'a> TreeExtractor<'a> {
                 self.batch.push(FileJob {
                     directory: parent.clone(),
                     name,
+                    _held: held,
                     attr,
                     begun: BegunFile::Made(target),
                 });
@@ -211,7 +213,7 @@ impl<'a> TreeExtractor<'a> {
             }
             // What was collected comes first, so that the order is that of the volume.
             self.send_batch();
-            let large = LargeRef::new(self.context, parent.clone(), name, attr, target);
+            let large = LargeRef::new(self.context, parent.clone(), name, held, attr, target);
             large.for_each_part(|share, part| {
                 !self.is_stopped() && self.jobs.send(ExtractJob::Part(share, part)).is_ok()
             });
@@ -220,7 +222,7 @@ impl<'a> TreeExtractor<'a> {
         if attr.file_type == FileType::Regular && !matches!(begun, BegunFile::Whole) {
             self.batch_bytes += attr.size;
         }
-        self.batch.push(FileJob { directory: parent.clone(), name, attr, begun });
+        self.batch.push(FileJob { directory: parent.clone(), name, _held: held, attr, begun });
         if self.batch.len() >= self.limits.batch_files || self.batch_bytes >= BATCH_BYTES {
             self.send_batch();
         }
@@ -245,11 +247,11 @@ impl<'a> TreeExtractor<'a> {
             let fail =
                 |error: std::io::Error| ExtractTrouble::from_io("the table of hard links", &error);
             let mut links = context.links.lock().unwrap_or_else(PoisonError::into_inner);
-            if links.newest(entry.attr.file).map_err(fail)?.is_some() {
+            if links.newest(entry.attr).map_err(fail)?.is_some() {
                 // It may be a file of its own: it becomes a name of the first one.
                 return Ok(false);
             }
-            add(&mut links, entry.attr.file, entry).map_err(fail)?;
+            add(&mut links, entry).map_err(fail)?;
         }
         Ok(true)
     }
@@ -282,16 +284,15 @@ impl<'a> TreeExtractor<'a> {
         let fail =
             |error: std::io::Error| ExtractTrouble::from_io("the table of hard links", &error);
         let context = self.context;
-        let file = entry.attr.file;
         // Held until the name is in the table, so that a worker that cannot read the file
         // finds all of its names.
         let mut links = context.links.lock().unwrap_or_else(PoisonError::into_inner);
-        match links.newest(file).map_err(fail)? {
+        match links.newest(entry.attr).map_err(fail)? {
             None => {}
             Some(KnownLink::Unreadable) => return Err(ExtractTrouble::OtherName),
             Some(KnownLink::Name(name)) => match link_to(context, &name, parent, entry)? {
                 Ok(()) => {
-                    add(&mut links, file, entry).map_err(fail)?;
+                    add(&mut links, entry).map_err(fail)?;
                     return Ok(Linked::Done);
                 }
                 Err(errno @ Errno::EXIST) => {
@@ -309,13 +310,13 @@ impl<'a> TreeExtractor<'a> {
             file::make_special(context, parent, entry.name, entry.attr)?;
             Linked::Done
         };
-        add(&mut links, file, entry).map_err(fail)?;
+        add(&mut links, entry).map_err(fail)?;
         Ok(linked)
     }
 }
 
-fn add(links: &mut LinkTable, file: FileId, entry: &WalkedFile<'_>) -> std::io::Result<()> {
-    links.add(file, &LinkName { parent: entry.parent, name: entry.name.clone() })
+fn add(links: &mut LinkTable, entry: &WalkedFile<'_>) -> std::io::Result<()> {
+    links.add(entry.attr, &LinkName { parent: entry.parent, name: entry.name.clone() })
 }
 
 fn link_to(

@@ -16,17 +16,20 @@ use crate::output::Console;
 
 /// All block groups of one kind and profile.
 #[derive(Serialize)]
-pub(super) struct Allocation {
-    pub(super) holds: &'static str,
-    pub(super) profile: String,
-    pub(super) block_groups: u64,
-    pub(super) size: u64,
+pub(in crate::verbs) struct Allocation {
+    pub(in crate::verbs) holds: &'static str,
+    pub(in crate::verbs) profile: String,
+    pub(in crate::verbs) block_groups: u64,
+    pub(in crate::verbs) size: u64,
     /// Absent if the block group items cannot be read.
-    pub(super) used: Option<u64>,
+    pub(in crate::verbs) used: Option<u64>,
 }
 
 /// The block groups by kind and profile. Prints a warning for each one that cannot be read.
-pub(super) fn allocations(volume: &Arc<BtrfsVolume>, console: &Console) -> Vec<Allocation> {
+pub(in crate::verbs) fn allocations(
+    volume: &Arc<BtrfsVolume>,
+    console: &Console,
+) -> Vec<Allocation> {
     let mut by_flags: BTreeMap<BlockGroupFlags, Allocation> = BTreeMap::new();
     for chunk in volume.chunks() {
         let profile = by_flags.entry(chunk.flags).or_insert_with(|| Allocation {

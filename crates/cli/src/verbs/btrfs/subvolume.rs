@@ -12,7 +12,7 @@ use offshoot_btrfs_format::TreeId;
 use offshoot_vfs::{Errno, Error, FileSystem};
 use serde::Serialize;
 
-pub(super) use edit::set_read_only;
+pub(in crate::verbs) use edit::set_read_only;
 
 use offshoot_vfs::path::{LastLink, resolve};
 

@@ -17,14 +17,14 @@
 
 use std::io::{self, Write};
 use std::ops::Range;
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 use std::thread;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 use offshoot_vfs::path::climb;
 use offshoot_vfs::walk::{WalkVisitor, WalkedFile, walk};
-use offshoot_vfs::{Attr, Code, Error, FileId, FileType, Structure};
+use offshoot_vfs::{Attr, Code, Error, FileId, FileType, HeldFile, Structure};
 
 use super::super::BATCH_FILES;
 use super::super::context::{ExtractTrouble, TransferContext};
@@ -64,32 +64,33 @@ const PATH_MAX: usize = 64 * 1024;
 const DEPTH_MAX: usize = PATH_MAX / 2;
 
 /// What a worker is handed.
-enum TarJob {
-    Batch { entries: Vec<PendingEntry>, window_bytes: u64, reply: Sender<Rendered> },
-    Part { file: FileId, range: Range<u64>, path: Vec<u8>, reply: Sender<Rendered> },
+enum TarJob<'a> {
+    Batch { entries: Vec<PendingEntry<'a>>, window_bytes: u64, reply: Sender<Rendered<'a>> },
+    Part { file: Arc<HeldFile<'a>>, range: Range<u64>, path: Vec<u8>, reply: Sender<Rendered<'a>> },
 }
 
 /// An entry that is to be rendered.
-pub(super) struct PendingEntry {
+pub(super) struct PendingEntry<'a> {
     path: Vec<u8>,
+    held: HeldFile<'a>,
     attr: Attr,
     /// The path of an earlier name of the file.
     link_to: Option<Vec<u8>>,
 }
 
 /// Writes an archive of what `fill` puts into the stream.
-pub(super) fn write<W: Write>(
-    context: &TransferContext<'_>,
+pub(super) fn write<'a, W: Write>(
+    context: &'a TransferContext<'a>,
     archive: W,
     workers: usize,
-    window: &WriterWindow,
-    fill: impl FnOnce(&mut TarBatcher<'_>) + Send,
+    window: &'a WriterWindow,
+    fill: impl FnOnce(&mut TarBatcher<'a>) + Send,
 ) -> Result<(), TransferFailure> {
     let (jobs, work) = bounded(workers * 2);
     let (orders, queue) = bounded(workers * 4);
     thread::scope(|scope| {
         for _ in 0..workers {
-            let work: Receiver<TarJob> = work.clone();
+            let work: Receiver<TarJob<'a>> = work.clone();
             scope.spawn(move || work.into_iter().for_each(|job| run(context, window, job)));
         }
         drop(work);
@@ -126,7 +127,7 @@ pub(super) fn write<W: Write>(
     })
 }
 
-fn run(context: &TransferContext<'_>, window: &WriterWindow, job: TarJob) {
+fn run(context: &TransferContext<'_>, window: &WriterWindow, job: TarJob<'_>) {
     if context.problems.is_stopped() {
         return;
     }
@@ -141,7 +142,7 @@ fn run(context: &TransferContext<'_>, window: &WriterWindow, job: TarJob) {
             let _ = reply.send(Rendered { segments, excess_bytes });
         }
         TarJob::Part { file, range, path, reply } => {
-            let segment = match read_part(context, file, range) {
+            let segment = match read_part(context, file.file(), range) {
                 Ok(bytes) => ArchiveSegment::Bytes(bytes),
                 Err(error) => ArchiveSegment::Broken { path, error },
             };
@@ -152,20 +153,20 @@ fn run(context: &TransferContext<'_>, window: &WriterWindow, job: TarJob) {
 
 /// Renders a batch. Extended attributes are not in what was taken from the window for it; when
 /// they make it much larger than that, the rest is left to the writer, entry by entry.
-fn render_batch(
+fn render_batch<'a>(
     context: &TransferContext<'_>,
-    entries: Vec<PendingEntry>,
+    entries: Vec<PendingEntry<'a>>,
     window_bytes: u64,
     xattrs: impl Fn(FileId) -> Result<Option<Vec<XattrPair>>, Error>,
-) -> Vec<ArchiveSegment> {
+) -> Vec<ArchiveSegment<'a>> {
     let mut segments = Vec::new();
     // All at once: a vector that grows is there twice while it does.
     let expected: u64 = entries.iter().map(PendingEntry::window_bytes).sum();
     let mut bytes = Vec::with_capacity(usize::try_from(expected).unwrap_or_default());
     let mut entries = entries.into_iter();
-    while let Some(PendingEntry { path, attr, link_to }) = entries.next() {
+    while let Some(PendingEntry { path, held, attr, link_to }) = entries.next() {
         if bytes.len() as u64 > window_bytes.saturating_add(EXCESS_BYTES) {
-            let rest = std::iter::once(PendingEntry { path, attr, link_to }).chain(entries);
+            let rest = std::iter::once(PendingEntry { path, held, attr, link_to }).chain(entries);
             segments.push(ArchiveSegment::Bytes(bytes));
             segments.push(ArchiveSegment::Rest(rest.collect()));
             return segments;
@@ -174,12 +175,12 @@ fn render_batch(
             segments.push(ArchiveSegment::Bytes(std::mem::take(&mut bytes)));
             let mut link = Vec::new();
             render_link(&path, &target, &attr, &mut link);
-            segments.push(ArchiveSegment::Link { file: attr.file, path, bytes: link });
+            segments.push(ArchiveSegment::Link { attr, path, bytes: link });
             continue;
         }
         let Some(xattrs) = xattrs(attr.file).transpose() else {
             segments.push(ArchiveSegment::Bytes(std::mem::take(&mut bytes)));
-            segments.push(ArchiveSegment::Rest(vec![PendingEntry { path, attr, link_to }]));
+            segments.push(ArchiveSegment::Rest(vec![PendingEntry { path, held, attr, link_to }]));
             continue;
         };
         let rendered =
@@ -204,9 +205,9 @@ fn render_batch(
     segments
 }
 
-impl PendingEntry {
+impl<'a> PendingEntry<'a> {
     /// Renders this entry alone.
-    pub(super) fn render(self, context: &TransferContext<'_>) -> Vec<ArchiveSegment> {
+    pub(super) fn render(self, context: &TransferContext<'_>) -> Vec<ArchiveSegment<'a>> {
         let xattrs = |file| held_xattrs(context.fs, file).map(Some);
         render_batch(context, vec![self], u64::MAX, xattrs)
     }
@@ -249,9 +250,9 @@ fn read_part(
 pub(super) struct TarBatcher<'a> {
     context: &'a TransferContext<'a>,
     window: &'a WriterWindow,
-    jobs: Sender<TarJob>,
-    orders: Sender<WriterOrder>,
-    batch: Vec<PendingEntry>,
+    jobs: Sender<TarJob<'a>>,
+    orders: Sender<WriterOrder<'a>>,
+    batch: Vec<PendingEntry<'a>>,
     batch_bytes: u64,
 }
 
@@ -277,10 +278,12 @@ impl WalkVisitor for TarBatcher<'_> {
     }
 }
 
-impl TarBatcher<'_> {
+impl<'a> TarBatcher<'a> {
     /// Puts a directory with everything below it into the archive.
     pub(super) fn directory(&mut self, top: FileId, attr: &Attr) {
-        self.push(PendingEntry { path: Vec::new(), attr: *attr, link_to: None });
+        if let Err(error) = self.entry(Vec::new(), attr, None) {
+            return self.failed(b"", &error);
+        }
         walk(self.context.fs, top, (), DEPTH_MAX, self);
     }
 
@@ -321,12 +324,18 @@ impl TarBatcher<'_> {
         if link_to.is_none() && attr.file_type == FileType::Regular && attr.size > WHOLE_BYTES {
             return self.large(path, &attr).map_err(|error| {
                 if attr.nlink > 1 {
-                    self.mark_unreadable(attr.file);
+                    self.mark_unreadable(&attr);
                 }
                 error.into()
             });
         }
-        self.push(PendingEntry { path, attr, link_to });
+        Ok(self.entry(path, &attr, link_to)?)
+    }
+
+    /// Puts an entry into the archive. The walk holds its file.
+    fn entry(&mut self, path: Vec<u8>, attr: &Attr, link_to: Option<Vec<u8>>) -> Result<(), Error> {
+        let held = HeldFile::new(self.context.fs, attr.file)?;
+        self.push(PendingEntry { path, held, attr: *attr, link_to });
         Ok(())
     }
 
@@ -343,12 +352,11 @@ impl TarBatcher<'_> {
     /// The path of the name under which a file with several names is in the archive already.
     fn earlier_name(&self, entry: &WalkedFile<'_>) -> Result<Option<Vec<u8>>, ExtractTrouble> {
         let fail = |error: io::Error| ExtractTrouble::from_io("the table of hard links", &error);
-        let file = entry.attr.file;
         let mut links = self.context.links.lock().unwrap_or_else(PoisonError::into_inner);
-        match links.newest(file).map_err(fail)? {
+        match links.newest(entry.attr).map_err(fail)? {
             None => {
                 let name = LinkName { parent: entry.parent, name: entry.name.clone() };
-                links.add(file, &name).map_err(fail)?;
+                links.add(entry.attr, &name).map_err(fail)?;
                 Ok(None)
             }
             Some(KnownLink::Unreadable) => Err(ExtractTrouble::OtherName),
@@ -362,7 +370,7 @@ impl TarBatcher<'_> {
         }
     }
 
-    fn push(&mut self, entry: PendingEntry) {
+    fn push(&mut self, entry: PendingEntry<'a>) {
         self.batch_bytes += entry.window_bytes();
         self.batch.push(entry);
         if self.batch.len() >= BATCH_FILES || self.batch_bytes >= BATCH_BYTES {
@@ -392,7 +400,7 @@ impl TarBatcher<'_> {
     }
 
     /// Sends an order, and the job that fulfils it unless `make` did so itself.
-    fn send(&self, bytes: u64, make: impl FnOnce(Sender<Rendered>) -> Option<TarJob>) {
+    fn send(&self, bytes: u64, make: impl FnOnce(Sender<Rendered<'a>>) -> Option<TarJob<'a>>) {
         self.window.take(bytes);
         let (reply, rendered) = bounded(1);
         let job = make(reply);
@@ -411,9 +419,9 @@ impl TarBatcher<'_> {
         });
     }
 
-    fn mark_unreadable(&self, file: FileId) {
+    fn mark_unreadable(&self, attr: &Attr) {
         let mut links = self.context.links.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Err(error) = links.mark_unreadable(file) {
+        if let Err(error) = links.mark_unreadable(attr) {
             let trouble = ExtractTrouble::from_io("the table of hard links", &error);
             self.report(b"", &trouble);
         }
@@ -500,11 +508,12 @@ impl TarBatcher<'_> {
         next_data: impl Fn(u64) -> Result<Option<Range<u64>>, Error>,
     ) -> Result<(), Error> {
         let mut parts = Parts::new(attr.size, PART_BYTES);
+        let held = Arc::new(HeldFile::new(self.context.fs, attr.file)?);
         while !self.context.problems.is_stopped()
             && let Some(range) = parts.next(&next_data)?
         {
             self.send(range.end - range.start, |reply| {
-                Some(TarJob::Part { file: attr.file, range, path: path.to_vec(), reply })
+                Some(TarJob::Part { file: held.clone(), range, path: path.to_vec(), reply })
             });
         }
         Ok(())

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::sync::{Condvar, Mutex, PoisonError};
 
 use crossbeam_channel::Receiver;
-use offshoot_vfs::{Attr, Error, FileId};
+use offshoot_vfs::{Attr, Error};
 
 use super::super::context::{ExtractTrouble, TransferContext};
 use super::super::links::KnownLink;
@@ -18,20 +18,20 @@ const RECORD_BYTES: u64 = 10_240;
 pub(in super::super) const WINDOW_BYTES: u64 = 48 << 20;
 
 /// A piece of the archive, or what stands in its place.
-pub(super) enum ArchiveSegment {
+pub(super) enum ArchiveSegment<'a> {
     /// Bytes of the archive.
     Bytes(Vec<u8>),
     /// A further name of a file; it goes out only if the file did.
-    Link { file: FileId, path: Vec<u8>, bytes: Vec<u8> },
+    Link { attr: Attr, path: Vec<u8>, bytes: Vec<u8> },
     /// An entry that could not be read and is left out.
     LeftOut { path: Vec<u8>, attr: Attr, error: Error },
     /// Entries of a batch that grew too large, still to be rendered.
-    Rest(Vec<PendingEntry>),
+    Rest(Vec<PendingEntry<'a>>),
     /// A part of a file whose beginning was written already.
     Broken { path: Vec<u8>, error: Error },
 }
 
-impl ArchiveSegment {
+impl ArchiveSegment<'_> {
     /// The memory that it holds.
     pub(super) fn held_bytes(&self) -> u64 {
         match self {
@@ -45,17 +45,17 @@ impl ArchiveSegment {
 }
 
 /// What the writer writes next.
-pub(super) struct WriterOrder {
+pub(super) struct WriterOrder<'a> {
     /// What was taken out of the window for it.
     pub(super) window_bytes: u64,
     /// Where it comes from.
-    pub(super) rendered: Receiver<Rendered>,
+    pub(super) rendered: Receiver<Rendered<'a>>,
 }
 
 /// What an order is for.
-pub(super) struct Rendered {
+pub(super) struct Rendered<'a> {
     /// The pieces.
-    pub(super) segments: Vec<ArchiveSegment>,
+    pub(super) segments: Vec<ArchiveSegment<'a>>,
     /// What they hold beyond what was taken out of the window for them; taken since.
     pub(super) excess_bytes: u64,
 }
@@ -76,11 +76,11 @@ impl<'a, W> Writer<'a, W> {
 
 impl<W: Write> Writer<'_, W> {
     /// Writes what an order is for.
-    pub(super) fn write(&mut self, segments: Vec<ArchiveSegment>) -> io::Result<()> {
+    pub(super) fn write(&mut self, segments: Vec<ArchiveSegment<'_>>) -> io::Result<()> {
         segments.into_iter().try_for_each(|segment| self.segment(segment))
     }
 
-    fn segment(&mut self, segment: ArchiveSegment) -> io::Result<()> {
+    fn segment(&mut self, segment: ArchiveSegment<'_>) -> io::Result<()> {
         let context = self.context;
         let mut links = context.links.lock().unwrap_or_else(PoisonError::into_inner);
         match segment {
@@ -88,8 +88,8 @@ impl<W: Write> Writer<'_, W> {
                 drop(links);
                 self.put(&bytes)
             }
-            ArchiveSegment::Link { file, path, bytes } => {
-                let newest = links.newest(file)?;
+            ArchiveSegment::Link { attr, path, bytes } => {
+                let newest = links.newest(&attr)?;
                 drop(links);
                 if newest == Some(KnownLink::Unreadable) {
                     context.report(&context.shown(&path), &ExtractTrouble::OtherName);
@@ -100,7 +100,7 @@ impl<W: Write> Writer<'_, W> {
             }
             ArchiveSegment::LeftOut { path, attr, error } => {
                 if attr.nlink > 1 {
-                    links.mark_unreadable(attr.file)?;
+                    links.mark_unreadable(&attr)?;
                 }
                 context.problems.unreadable(&context.shown(&path), &error);
                 Ok(())

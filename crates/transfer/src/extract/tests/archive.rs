@@ -4,7 +4,7 @@ use std::os::unix::fs::MetadataExt;
 use std::process::Command;
 
 use offshoot_testkit::memory::{MemoryFilesystem, ROOT, id};
-use offshoot_vfs::FileType;
+use offshoot_vfs::{FileType, ReadOnlyFiles};
 
 use super::super::extract_tar;
 use super::super::tar::{WINDOW_BYTES, WriterWindow, extract_tar_with};
@@ -12,7 +12,7 @@ use super::*;
 
 fn archive(fs: &MemoryFilesystem) -> (Vec<u8>, ExtractOutcome, Option<Worst>) {
     let mut bytes = Vec::new();
-    let source = ExtractSource { fs, top: id(ROOT), path: b"" };
+    let source = ExtractSource { fs: &ReadOnlyFiles::new(fs), top: id(ROOT), path: b"" };
     let outcome = extract_tar(&source, &mut bytes, &Printed).unwrap();
     let worst = outcome.worst;
     (bytes, outcome, worst)
@@ -127,7 +127,7 @@ fn what_is_held_does_not_grow_with_the_cores() {
             ino += 1;
         }
     }
-    let source = ExtractSource { fs: &fs, top: id(ROOT), path: b"" };
+    let source = ExtractSource { fs: &ReadOnlyFiles::new(&fs), top: id(ROOT), path: b"" };
     let window = WriterWindow::default();
     // The writer takes nothing for a while, so that all queues fill up.
     let mut slow = Slow { len: 0, window: &window, peak: 0 };

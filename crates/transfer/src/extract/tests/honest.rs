@@ -3,7 +3,7 @@
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 
 use offshoot_testkit::memory::{MemoryFilesystem, ROOT, id};
-use offshoot_vfs::FileType;
+use offshoot_vfs::{FileType, ReadOnlyFiles};
 
 use super::*;
 
@@ -88,7 +88,7 @@ fn one_file_goes_into_the_directory() {
     let sandbox = ExtractSandbox::new();
     std::fs::create_dir(sandbox.out()).unwrap();
     std::fs::set_permissions(sandbox.out(), PermissionsExt::from_mode(0o750)).unwrap();
-    let source = ExtractSource { fs: &fs, top: id(300), path: b"/a/file" };
+    let source = ExtractSource { fs: &ReadOnlyFiles::new(&fs), top: id(300), path: b"/a/file" };
     let outcome =
         extract(&source, &sandbox.out(), &mark(), Timestamp::now(), process(), &Printed).unwrap();
     assert!(outcome.worst.is_none(), "{outcome:?}");
@@ -112,7 +112,7 @@ fn a_directory_that_takes_one_file_stays_what_it_is() {
         (stat.uid(), stat.gid(), stat.mode())
     };
     let before = state();
-    let source = ExtractSource { fs: &fs, top: id(300), path: b"/file" };
+    let source = ExtractSource { fs: &ReadOnlyFiles::new(&fs), top: id(300), path: b"/file" };
     let outcome =
         extract(&source, &sandbox.out(), &mark(), Timestamp::now(), process(), &Printed).unwrap();
     assert!(outcome.worst.is_none(), "{outcome:?}");

@@ -4,7 +4,7 @@ use std::fs::{File, Permissions, set_permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
 use offshoot_testkit::memory::{MemoryFilesystem, ROOT, id};
-use offshoot_vfs::FileType;
+use offshoot_vfs::{FileType, ReadOnlyFiles};
 
 use super::*;
 use crate::TransferFailure;
@@ -78,7 +78,7 @@ fn a_file_with_the_name_of_the_mark_is_refused() {
     fs.file(302, marker::NAME.as_bytes(), 303, b"mine");
     let sandbox = ExtractSandbox::new();
     let refused = |top, path: &[u8]| {
-        let source = ExtractSource { fs: &fs, top: id(top), path };
+        let source = ExtractSource { fs: &ReadOnlyFiles::new(&fs), top: id(top), path };
         let result =
             extract(&source, &sandbox.out(), &mark(), Timestamp::now(), process(), &Printed);
         let Err(failure @ TransferFailure::HasMark(_)) = result else { panic!("{result:?}") };

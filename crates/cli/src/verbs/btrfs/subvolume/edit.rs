@@ -18,7 +18,9 @@ use crate::session::{Access, THIS_VERB};
 pub(in crate::verbs) fn create(arguments: &SubvolumesArguments, console: &Arc<Console>) -> Result {
     let open = &arguments.edit.tree.open;
     let caller = Caller::of(open)?;
-    in_every_tree(parsed(arguments), &arguments.edit, console, |tree, path, _| {
+    let places = parsed(arguments);
+    let volumes = Volumes::new(places.iter(), &arguments.edit, console)?.for_btrfs();
+    in_every_tree(places, volumes, |tree, path, _| {
         let fs = tree.btrfs(THIS_VERB)?;
         let bare = without_slashes(path);
         let end = resolve_end(fs, bare, LastLink::Keep)?;
@@ -40,7 +42,7 @@ pub(in crate::verbs) fn snapshot(arguments: &SnapshotArguments, console: &Arc<Co
     let at = Caller::of(open)?.at;
     let places = [&arguments.source, &arguments.destination].map(|text| open.place(text));
     require_one_volume("snapshot", &places)?;
-    let mut volumes = Volumes::new(places.iter(), &arguments.edit, console)?;
+    let mut volumes = Volumes::new(places.iter(), &arguments.edit, console)?.for_btrfs();
     let [source, destination] = &places;
     let fs = volumes.open(&source.volume, Access::Write)?;
     let mut failures = Failures::new(console);
@@ -85,7 +87,9 @@ fn take(
 pub(in crate::verbs) fn delete(arguments: &SubvolumesArguments, console: &Arc<Console>) -> Result {
     let open = &arguments.edit.tree.open;
     let at = Caller::of(open)?.at;
-    in_every_tree(parsed(arguments), &arguments.edit, console, |tree, path, _| {
+    let places = parsed(arguments);
+    let volumes = Volumes::new(places.iter(), &arguments.edit, console)?.for_btrfs();
+    in_every_tree(places, volumes, |tree, path, _| {
         let fs = tree.btrfs(THIS_VERB)?;
         let (dir, name) = named_place(fs, path)?;
         let place = EntryPlace { dir, name };
@@ -158,9 +162,8 @@ fn change(
     change: impl Fn(&Filesystem, &[u8]) -> Result<(), Error>,
 ) -> Result {
     let places = vec![arguments.edit.tree.open.place(&arguments.place)];
-    in_every_tree(places, &arguments.edit, console, |tree, path, _| {
-        change(tree.btrfs(THIS_VERB)?, path)
-    })
+    let volumes = Volumes::new(places.iter(), &arguments.edit, console)?.for_btrfs();
+    in_every_tree(places, volumes, |tree, path, _| change(tree.btrfs(THIS_VERB)?, path))
 }
 
 fn parsed(arguments: &SubvolumesArguments) -> Vec<VolumePath> {

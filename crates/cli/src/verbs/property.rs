@@ -7,28 +7,22 @@ use std::sync::Arc;
 
 use offshoot_btrfs::Filesystem;
 use offshoot_btrfs_format::TreeId;
-use offshoot_vfs::path::{LastLink, at_path, resolve, resolve_end};
-use offshoot_vfs::{
-    Errno, Error, FileId, FileSystem, FileSystemMut, FileType, Timestamp, Volume, XattrMode,
-};
+use offshoot_vfs::path::{LastLink, at_path, resolve_end, resolve_held};
+use offshoot_vfs::{Errno, Error, FileId, FileSystem, FileType, HeldFile, Timestamp, XattrMode};
 
-use super::subvolume::set_read_only;
+use super::btrfs::subvolume::set_read_only;
 use crate::args::{
     GetPropertyArguments, ListPropertyArguments, Property, PropertyVerb, SetPropertyArguments,
 };
-use crate::edit::{Caller, in_every_tree};
+use crate::edit::{Caller, Volumes, in_every_tree};
 use crate::exit::Result;
 use crate::output::{Console, Escaped};
-use crate::session::{PlaceSession, THIS_VERB};
+use crate::session::{OpenTree, PlaceSession};
 
 /// The extended attribute that holds the property.
 const COMPRESSION: &[u8] = b"btrfs.compression";
 
-pub(in crate::verbs) fn run(
-    verb: &PropertyVerb,
-    out: &mut dyn Write,
-    console: &Arc<Console>,
-) -> Result {
+pub(super) fn run(verb: &PropertyVerb, out: &mut dyn Write, console: &Arc<Console>) -> Result {
     match verb {
         PropertyVerb::Get(arguments) => get(arguments, out, console),
         PropertyVerb::Set(arguments) => set(arguments, console),
@@ -38,40 +32,52 @@ pub(in crate::verbs) fn run(
 
 /// The file whose properties a verb shows or changes.
 struct Object<'a> {
-    fs: &'a Filesystem,
+    tree: &'a OpenTree,
     path: &'a [u8],
-    file: FileId,
+    held: HeldFile<'a>,
 }
 
 impl<'a> Object<'a> {
-    fn at(fs: &'a Filesystem, path: &'a [u8]) -> Result<Self, Error> {
-        Ok(Self { fs, path, file: resolve(fs, path, LastLink::Follow)? })
+    fn at(tree: &'a OpenTree, path: &'a [u8]) -> Result<Self, Error> {
+        Ok(Self { tree, path, held: resolve_held(&**tree, path, LastLink::Follow)? })
     }
 
-    fn volume(&self) -> &dyn Volume {
-        &**self.fs.volume()
+    fn file(&self) -> FileId {
+        self.held.file()
+    }
+
+    /// The subvolume that the file is the root of.
+    fn subvolume(&self) -> Result<Option<(&Filesystem, TreeId)>, Error> {
+        let OpenTree::Btrfs(fs) = self.tree else { return Ok(None) };
+        let id = TreeId(self.file().dev);
+        let is_root = fs.volume().filesystem(id)?.root() == self.file();
+        Ok(is_root.then_some((fs, id)))
     }
 
     /// Whether the file can have the property.
     fn knows(&self, property: Property) -> Result<bool, Error> {
         Ok(match property {
-            Property::Ro => {
-                let subvolume = TreeId(self.file.dev);
-                self.fs.volume().filesystem(subvolume)?.root() == self.file
-            }
-            Property::Label => self.file == self.fs.root(),
-            Property::Compression => {
-                let file_type = self.fs.attr(self.file)?.file_type;
-                matches!(file_type, FileType::Regular | FileType::Directory)
-            }
+            Property::Ro => self.subvolume()?.is_some(),
+            Property::Label => self.file() == self.tree.root(),
+            Property::Compression => match self.tree {
+                OpenTree::Btrfs(fs) => {
+                    let file_type = fs.attr(self.file())?.file_type;
+                    matches!(file_type, FileType::Regular | FileType::Directory)
+                }
+                OpenTree::Xfs(_) => false,
+            },
         })
     }
 
     fn require(&self, property: Property) -> Result<(), Error> {
+        let name = property.words().0;
+        if property != Property::Label {
+            self.tree.btrfs(&format!("the property {name}"))?;
+        }
         if self.knows(property)? {
             return Ok(());
         }
-        let what = format!("{} has no property {}", Escaped(self.path), property.words().0);
+        let what = format!("{} has no property {name}", Escaped(self.path));
         Err(Error::posix(Errno::INVAL, what))
     }
 
@@ -79,11 +85,12 @@ impl<'a> Object<'a> {
     fn get(&self, property: Property) -> Result<Option<Vec<u8>>, Error> {
         match property {
             Property::Ro => {
-                let info = self.fs.volume().subvolume(TreeId(self.file.dev))?;
+                let Some((fs, id)) = self.subvolume()? else { return Ok(None) };
+                let info = fs.volume().subvolume(id)?;
                 Ok(Some(info.is_read_only.to_string().into_bytes()))
             }
-            Property::Label => Ok(Some(self.volume().label())),
-            Property::Compression => match self.fs.xattr(self.file, COMPRESSION) {
+            Property::Label => Ok(Some(self.tree.volume().label())),
+            Property::Compression => match self.tree.xattr(self.file(), COMPRESSION) {
                 Err(Error::Posix { errno: Errno::NODATA, .. }) => Ok(None),
                 value => value.map(Some),
             },
@@ -97,22 +104,20 @@ impl<'a> Object<'a> {
         is_forced: bool,
         at: Timestamp,
     ) -> Result<(), Error> {
-        let wrong = || {
-            let name = property.words().0;
-            Error::posix(Errno::INVAL, format!("{name} cannot be {}", Escaped(value)))
-        };
+        let name = property.words().0;
+        let wrong = || Error::posix(Errno::INVAL, format!("{name} cannot be {}", Escaped(value)));
         match property {
             Property::Ro => {
                 let text = std::str::from_utf8(value).ok();
                 let is_read_only = text.and_then(|text| text.parse().ok()).ok_or_else(wrong)?;
-                set_read_only(self.fs, self.path, is_read_only, is_forced, at)
+                set_read_only(self.tree.btrfs(name)?, self.path, is_read_only, is_forced, at)
             }
-            Property::Label => self.volume().set_label(value).map_err(|error| match error {
+            Property::Label => self.tree.volume().set_label(value).map_err(|error| match error {
                 Error::Posix { errno: Errno::INVAL, .. } => wrong(),
                 other => other,
             }),
             Property::Compression => {
-                let set = self.fs.set_xattr(self.file, COMPRESSION, value, XattrMode::Set, at);
+                let set = self.tree.set_xattr(self.file(), COMPRESSION, value, XattrMode::Set, at);
                 set.map_err(|error| match error {
                     Error::Posix { errno: Errno::INVAL, .. } => wrong(),
                     other => at_path(other, self.path),
@@ -124,7 +129,7 @@ impl<'a> Object<'a> {
 
 fn get(arguments: &GetPropertyArguments, out: &mut dyn Write, console: &Arc<Console>) -> Result {
     let session = PlaceSession::open(&arguments.place, console)?;
-    let object = Object::at(session.fs.btrfs(THIS_VERB)?, &session.path)?;
+    let object = Object::at(&session.fs, &session.path)?;
     if let Some(property) = arguments.name {
         object.require(property)?;
     }
@@ -144,16 +149,17 @@ fn set(arguments: &SetPropertyArguments, console: &Arc<Console>) -> Result {
     let open = &arguments.edit.tree.open;
     let at = Caller::of(open)?.at;
     let places = vec![open.place(&arguments.place)];
-    in_every_tree(places, &arguments.edit, console, |tree, path, _| {
-        let fs = tree.btrfs(THIS_VERB)?;
-        let object = Object::at(fs, path)?;
+    let volumes = Volumes::new(places.iter(), &arguments.edit, console)?;
+    in_every_tree(places, volumes, |tree, path, _| {
+        let object = Object::at(tree, path)?;
         object.require(arguments.name)?;
         if let Some(rights) = open.rights() {
             let permission = match arguments.name {
-                Property::Ro => rights.require_settings(fs, object.file),
+                Property::Ro => rights.require_settings(&**tree, object.file()),
                 Property::Compression => {
-                    let dir = resolve_end(fs, path, LastLink::Follow)?.place.map(|(dir, _)| dir);
-                    rights.require_change(fs, dir, object.file)
+                    let dir =
+                        resolve_end(&**tree, path, LastLink::Follow)?.place.map(|(dir, _)| dir);
+                    rights.require_change(&**tree, dir, object.file())
                 }
                 // The label belongs to the volume, and the user who mounted it may change it.
                 Property::Label => Ok(()),
@@ -166,7 +172,7 @@ fn set(arguments: &SetPropertyArguments, console: &Arc<Console>) -> Result {
 
 fn list(arguments: &ListPropertyArguments, out: &mut dyn Write, console: &Arc<Console>) -> Result {
     let session = PlaceSession::open(&arguments.place, console)?;
-    let object = Object::at(session.fs.btrfs(THIS_VERB)?, &session.path)?;
+    let object = Object::at(&session.fs, &session.path)?;
     for property in Property::ALL {
         if object.knows(property)? {
             let (name, what) = property.words();
@@ -199,12 +205,15 @@ mod tests {
         let path = nested.path.unwrap();
         // The file is as a lookup of the name would return it.
         let file = FileId { dev: nested.id.0, ..top.root() };
-        let object = Object { fs: &top, path: &path, file };
+        let tree = OpenTree::Btrfs(top.clone());
+        let held = HeldFile::new(&top, file).unwrap();
+        let object = Object { tree: &tree, path: &path, held };
         device.add(0..1 << 40, Fault::Error);
         for property in [Property::Ro, Property::Compression] {
             assert_eq!(object.knows(property).unwrap_err().errno(), Errno::IO, "{property:?}");
         }
-        let top = Object { fs: &top, path: b"/", file: top.root() };
+        let held = HeldFile::new(&top, top.root()).unwrap();
+        let top = Object { tree: &tree, path: b"/", held };
         assert!(top.knows(Property::Ro).unwrap());
     }
 }

@@ -5,15 +5,15 @@ use std::sync::Arc;
 
 use offshoot_btrfs_format::TreeId;
 use offshoot_btrfs_format::chunk::Chunk;
-use offshoot_vfs::FileSystem;
+use offshoot_vfs::{FileSystem, StatFs};
 use serde::Serialize;
 
-use super::space::{Allocation, allocations};
-use super::statistics::Statistics;
+use super::btrfs::space::{Allocation, allocations};
+use super::btrfs::statistics::Statistics;
 use crate::args::StatsArguments;
 use crate::exit::Result;
 use crate::output::{Console, human_size, write_line};
-use crate::session::Session;
+use crate::session::{Access, AnySession};
 
 #[derive(Serialize)]
 struct StatsReport {
@@ -35,12 +35,17 @@ struct StatsKind {
     free: Option<u64>,
 }
 
-pub(in crate::verbs) fn run(
+pub(super) fn run(
     StatsArguments { info: arguments, locks }: &StatsArguments,
     out: &mut dyn Write,
     console: &Arc<Console>,
 ) -> Result {
-    let session = Session::open(&arguments.volume, console)?;
+    let session = match AnySession::open_to(Access::Read, &arguments.volume, console)? {
+        AnySession::Btrfs(session) => session,
+        AnySession::Xfs(session) => {
+            return show_sizes(&session.volume.statfs()?, arguments.json, out);
+        }
+    };
     let volume = &session.volume;
     let sizes = volume.filesystem(TreeId::FS)?.statfs()?;
     let members = volume.members().iter().map(|one| one.total_bytes);
@@ -69,6 +74,32 @@ pub(in crate::verbs) fn run(
     Ok(())
 }
 
+/// What is told of a volume of XFS, whose engine does not count.
+#[derive(Serialize)]
+struct StatsSizes {
+    size: u64,
+    used: u64,
+    available: u64,
+}
+
+fn show_sizes(sizes: &StatFs, is_json: bool, out: &mut dyn Write) -> Result {
+    let sizes = StatsSizes {
+        size: sizes.total_bytes,
+        used: sizes.used_bytes,
+        available: sizes.available_bytes,
+    };
+    if is_json {
+        return Ok(write_line(out, &sizes)?);
+    }
+    let StatsSizes { size, used, available } = sizes;
+    let sizes = [("size", size), ("used", used), ("available", available)];
+    sizes.into_iter().try_for_each(|(name, bytes)| size_line(out, name, bytes))
+}
+
+fn size_line(out: &mut dyn Write, name: &str, bytes: u64) -> Result {
+    Ok(writeln!(out, "{name:<18} {:>10}", human_size(bytes))?)
+}
+
 impl StatsReport {
     fn print(&self, out: &mut dyn Write) -> Result {
         let or_unknown = |bytes: Option<u64>| bytes.map_or("unknown".to_owned(), human_size);
@@ -78,7 +109,7 @@ impl StatsReport {
             ("available", self.available),
             ("unallocated", self.unallocated),
         ] {
-            writeln!(out, "{name:<18} {:>10}", human_size(bytes))?;
+            size_line(out, name, bytes)?;
         }
         writeln!(out, "{:<23} {:>10} {:>10} {:>10}", "space", "size", "used", "free")?;
         for StatsKind { allocation, free } in &self.space {
