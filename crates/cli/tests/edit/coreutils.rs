@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use offshoot_testkit::run::command;
 use offshoot_testkit::scratch_dir;
 
-use super::{check, does, offshoot, volume};
+use super::{check, does, offshoot, on_both, volume};
 
 /// Makes the files that both sides start with.
 fn fill(root: &Path) {
@@ -177,7 +177,6 @@ fn scripts(scripts: &[&[&str]]) {
     }
 }
 
-#[test]
 fn mkdir() {
     scripts(&[&[
         "mkdir new",
@@ -199,7 +198,6 @@ fn mkdir() {
     ]]);
 }
 
-#[test]
 fn rm() {
     scripts(&[&[
         "rm a",
@@ -218,7 +216,6 @@ fn rm() {
     ]]);
 }
 
-#[test]
 fn mv() {
     scripts(&[
         &[
@@ -256,7 +253,6 @@ fn mv() {
     ]);
 }
 
-#[test]
 fn ln() {
     scripts(&[&[
         "ln a hard",
@@ -279,7 +275,6 @@ fn ln() {
     ]]);
 }
 
-#[test]
 fn cp() {
     scripts(&[
         &[
@@ -318,7 +313,6 @@ fn cp() {
     ]);
 }
 
-#[test]
 fn truncate() {
     scripts(&[&[
         "truncate -s5 a",
@@ -342,7 +336,6 @@ fn truncate() {
 }
 
 /// Names with every byte that a name can have.
-#[test]
 fn names_are_bytes() {
     let dir = scratch_dir();
     let host = dir.path().join("host");
@@ -359,4 +352,14 @@ fn names_are_bytes() {
     }
     does(dir.path(), "rm -r v.img:/host");
     assert_eq!(does(dir.path(), "ls v.img"), "");
+}
+
+on_both! {
+    mkdir,
+    rm,
+    mv,
+    ln,
+    cp,
+    truncate,
+    names_are_bytes,
 }

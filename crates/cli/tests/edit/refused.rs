@@ -11,7 +11,7 @@ use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::scratch_dir;
 
 use super::program::copy_program;
-use super::{check, does, fails, offshoot, volume, words};
+use super::{check, does, fails, offshoot, on_both, volume, words};
 
 /// Each verb that changes a volume. The volume has a file `a` and a directory `d`.
 const CHANGES: [&str; 8] = [
@@ -97,7 +97,6 @@ fn wrong_usage_is_2_and_changes_nothing() {
 }
 
 /// A masked unit of systemd is a link to `/dev/null`. An image may contain one.
-#[test]
 fn a_device_that_a_link_leads_to_stays() {
     let dir = start();
     let path = dir.path();
@@ -113,7 +112,6 @@ fn a_device_that_a_link_leads_to_stays() {
 }
 
 /// A link must not replace the file that it leads to: only the link would be left.
-#[test]
 fn no_link_takes_the_place_of_what_it_leads_to() {
     let dir = start();
     let path = dir.path();
@@ -137,7 +135,6 @@ fn no_link_takes_the_place_of_what_it_leads_to() {
 }
 
 /// Like `rm` and `rmdir`, `find -delete` does not remove a directory that is named by a dot.
-#[test]
 fn find_removes_no_directory_by_a_dot() {
     let dir = start();
     let path = dir.path();
@@ -147,7 +144,6 @@ fn find_removes_no_directory_by_a_dot() {
     assert_eq!(does(path, "ls -A v.img:/d"), "");
 }
 
-#[test]
 fn a_volume_is_never_copied_over_or_into_itself() {
     let dir = start();
     let path = dir.path();
@@ -240,7 +236,6 @@ fn without_root() {
 }
 
 /// Existing links on the host may lead elsewhere. The program does not follow them.
-#[test]
 fn links_of_the_host_lead_nowhere() {
     let dir = start();
     let path = dir.path();
@@ -272,7 +267,6 @@ fn links_of_the_host_lead_nowhere() {
 
 /// A directory with a set-group-id bit and a default access control list passes neither on to a
 /// copy.
-#[test]
 fn a_directory_of_the_host_gives_nothing_to_copies() {
     let dir = start();
     let path = dir.path();
@@ -315,7 +309,6 @@ fn a_directory_of_the_host_gives_nothing_to_copies() {
     }
 }
 
-#[test]
 fn a_directory_is_not_copied_into_itself() {
     let dir = start();
     let path = dir.path();
@@ -330,7 +323,6 @@ fn a_directory_is_not_copied_into_itself() {
     assert_eq!(does(path, "ls -R v.img:/d"), "/d:\nsub\n\n/d/sub:\n");
 }
 
-#[test]
 fn the_root_and_what_is_above_stay() {
     let dir = start();
     for line in [
@@ -352,7 +344,6 @@ fn the_root_and_what_is_above_stay() {
 
 /// Regression: `cp` truncated the source before it read it, if the destination was another name of
 /// the source.
-#[test]
 fn a_file_is_never_copied_onto_another_name_of_it() {
     let dir = scratch_dir();
     let path = dir.path();
@@ -451,4 +442,16 @@ fn what_cannot_be_shared_leaves_what_is_there() {
     does(path, "cp -r --reflink=always v.img:/tree/plain/. v.img:/plain");
     assert!(!does(path, "stat v.img:/plain/link").contains("../keep"));
     check(&path.join("v.img"));
+}
+
+on_both! {
+    a_device_that_a_link_leads_to_stays,
+    no_link_takes_the_place_of_what_it_leads_to,
+    find_removes_no_directory_by_a_dot,
+    a_volume_is_never_copied_over_or_into_itself,
+    links_of_the_host_lead_nowhere,
+    a_directory_of_the_host_gives_nothing_to_copies,
+    a_directory_is_not_copied_into_itself,
+    the_root_and_what_is_above_stay,
+    a_file_is_never_copied_onto_another_name_of_it,
 }

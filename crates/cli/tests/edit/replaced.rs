@@ -7,7 +7,7 @@ use offshoot_testkit::random::Random;
 use offshoot_testkit::scratch_dir;
 
 use super::scrub::damage;
-use super::{check, does, fails, offshoot, program, volume, words};
+use super::{check, does, fails, offshoot, on_both, program, volume, words};
 
 /// A volume, and a directory `src` of the host with the names `h1` and `sub/h2` of one file.
 fn start() -> tempfile::TempDir {
@@ -134,7 +134,6 @@ fn a_name_stays_that_no_link_will_have() {
 }
 
 /// Regression: `cp` removed the copy that it was about to give one more name.
-#[test]
 fn a_copy_is_not_removed_for_another_name_of_its_source() {
     let dir = start();
     let path = dir.path();
@@ -150,7 +149,6 @@ fn a_copy_is_not_removed_for_another_name_of_its_source() {
     check(&path.join("v.img"));
 }
 
-#[test]
 fn a_link_is_made_to_the_file_that_was_written_through_a_link() {
     let dir = start();
     let path = dir.path();
@@ -163,7 +161,6 @@ fn a_link_is_made_to_the_file_that_was_written_through_a_link() {
     check(&path.join("v.img"));
 }
 
-#[test]
 fn standard_input_that_does_not_read_costs_nothing() {
     let dir = start();
     let path = dir.path();
@@ -203,7 +200,6 @@ fn a_source_that_failed_keeps_no_other_from_its_name() {
     assert_eq!(does(path, "cat v.img:/d/f"), "copy");
 }
 
-#[test]
 fn a_pattern_for_two_is_more_than_one_source() {
     let dir = start();
     let path = dir.path();
@@ -235,7 +231,6 @@ fn data_that_is_shared_is_not_read() {
     assert_eq!(does(path, "cat v.img:/other"), "mine");
 }
 
-#[test]
 fn without_links_a_file_is_written_into() {
     let dir = start();
     let path = dir.path();
@@ -245,4 +240,12 @@ fn without_links_a_file_is_written_into() {
     assert_eq!(does(path, "cat v.img:/x v.img:/y"), "copycopy");
     does(path, "cp -a mine v.img:/x");
     assert_eq!(does(path, "cat v.img:/x v.img:/y"), "minecopy");
+}
+
+on_both! {
+    a_copy_is_not_removed_for_another_name_of_its_source,
+    a_link_is_made_to_the_file_that_was_written_through_a_link,
+    standard_input_that_does_not_read_costs_nothing,
+    a_pattern_for_two_is_more_than_one_source,
+    without_links_a_file_is_written_into,
 }

@@ -7,9 +7,8 @@ use offshoot_device::FileDevice;
 use offshoot_testkit::random::Random;
 use offshoot_testkit::scratch_dir;
 
-use super::{check, does, fails, volume};
+use super::{check, does, fails, on_both, volume};
 
-#[test]
 fn an_image_takes_less_of_the_host() {
     let dir = scratch_dir();
     let image = dir.path().join("v.img");
@@ -31,4 +30,8 @@ fn an_image_takes_less_of_the_host() {
     assert!(read("kept") == read("back"), "it is something else");
     let _holder = FileDevice::open_writable(&image).expect("no other program has it");
     assert!(fails(dir.path(), "trim v.img", 1).contains("v.img: in use by"));
+}
+
+on_both! {
+    an_image_takes_less_of_the_host,
 }

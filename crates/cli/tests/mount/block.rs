@@ -25,6 +25,7 @@ use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::process::Signal;
 use tempfile::TempDir;
 
+use super::disk::MountDisk;
 use super::mapped::{MappedIds, MappedPlace};
 use super::{
     LEAVE_OTHER_MOUNTS, NamespaceHolder, ServedMount, command, does, is_over_ring, offshoot,
@@ -37,7 +38,7 @@ struct BlockVolume {
     link: PathBuf,
     dir: TempDir,
     attached: AttachedImages,
-    disks: Disks,
+    disks: MountDisk,
 }
 
 impl BlockVolume {
@@ -46,7 +47,7 @@ impl BlockVolume {
     }
 
     /// The volume on `disks`.
-    fn on(disks: Disks) -> Self {
+    fn on(disks: MountDisk) -> Self {
         let attached = AttachedImages::new(disks.images());
         let dir = scratch_dir();
         // The log of a mount is beside this name of the device.
@@ -299,7 +300,7 @@ fn a_volume_with_two_members() {
     let Some(judges) = require() else { return };
     let disks = Disks::create(&judges, 2, 256);
     disks.mkfs(&["-d", "raid1", "-m", "raid1"]);
-    let volume = BlockVolume::on(disks);
+    let volume = BlockVolume::on(MountDisk::Btrfs(disks));
     let second = Path::new(volume.attached.devices()[1]).to_owned();
     for round in 0..2 {
         let mounted = volume.mount(&format!("rw,device={}", second.display()));

@@ -14,10 +14,11 @@ use rustix::fs::OFlags;
 use rustix::mount::MountFlags;
 use rustix::process::Signal;
 
-use super::{ServedMount, command, does, offshoot, require, unmount, unmount_here, volume};
+use super::{
+    ServedMount, command, does, offshoot, on_both, require, unmount, unmount_here, volume,
+};
 
 /// When `unmount` returns, everything is on the devices, and other programs can use them.
-#[test]
 fn unmount_makes_all_durable() {
     let Some(judges) = require() else { return };
     let disks = volume(&judges, 256);
@@ -39,7 +40,6 @@ fn unmount_makes_all_durable() {
 
 /// The program that the user calls returns when the volume can be used. The one that serves it goes
 /// on.
-#[test]
 fn it_goes_to_the_background() {
     let Some(judges) = require() else { return };
     let disks = volume(&judges, 256);
@@ -69,7 +69,6 @@ fn it_goes_to_the_background() {
 
 /// SIGTERM stores everything. Open files can still be used, and the server ends with the last of
 /// them.
-#[test]
 fn a_signal_unmounts() {
     let Some(judges) = require() else { return };
     let disks = volume(&judges, 256);
@@ -91,7 +90,6 @@ fn a_signal_unmounts() {
 }
 
 /// A mount in use is not unmounted, and goes on working.
-#[test]
 fn what_is_in_use_stays_mounted() {
     let Some(judges) = require() else { return };
     let disks = volume(&judges, 256);
@@ -563,4 +561,11 @@ fn a_log_that_cannot_be_opened() {
 fn is_mounted(dir: &Path) -> bool {
     let table = fs::read_to_string("/proc/self/mountinfo").expect("it is there");
     table.contains(&*dir.to_string_lossy())
+}
+
+on_both! {
+    unmount_makes_all_durable,
+    it_goes_to_the_background,
+    a_signal_unmounts,
+    what_is_in_use_stays_mounted,
 }

@@ -26,6 +26,8 @@
 //! The tests run over `/dev/fuse`, and over io_uring where `OFFSHOOT_TEST_TRANSPORT` is `io_uring`:
 //! `cargo xtask test` does both.
 //!
+//! Tests of what both formats have run on both ([`format`]). `disk` has their volumes.
+//!
 //! They need root and `/dev/fuse`. A machine with the other judges must have both, or the tests
 //! fail.
 
@@ -35,8 +37,11 @@ mod calls;
 mod campaign;
 mod confined;
 mod control;
+mod disk;
 mod ends;
 mod events;
+#[path = "../shared/format.rs"]
+mod format;
 mod handles;
 mod ioctls;
 mod manners;
@@ -58,7 +63,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use offshoot_testkit::btrfs::disks::Disks;
+use disk::MountDisk;
+use format::on_both;
 use offshoot_testkit::btrfs::judges::{self, Judges};
 use offshoot_testkit::io_uring::{self, SwitchedOn};
 use offshoot_testkit::loops::unmount_or_detach;
@@ -187,17 +193,18 @@ fn is_done(args: &[&OsStr], output: &Output) {
     assert!(is_silent, "offshoot {args:?}: {}\n{said}", output.status);
 }
 
-/// An empty volume of `mib` MiB, made by the program.
-fn volume(judges: &Judges, mib: u64) -> Disks {
-    let disks = Disks::create(judges, 1, mib);
-    does(&["mkfs".as_ref(), disks.images()[0].as_os_str()]);
-    disks
+/// An empty volume of at least `mib` MiB of the format of the test, made by the program.
+fn volume(judges: &Judges, mib: u64) -> MountDisk {
+    let disk = MountDisk::create(judges, mib);
+    let image = disk.images()[0].as_os_str();
+    does(&["mkfs".as_ref(), "--format".as_ref(), disk.format().as_ref(), image]);
+    disk
 }
 
-/// Two empty volumes of `mib` MiB: one made by the program, and one made by `mkfs.btrfs`.
-fn twins(judges: &Judges, mib: u64) -> (Disks, Disks) {
-    let theirs = Disks::create(judges, 1, mib);
-    theirs.mkfs(&[]);
+/// Two such volumes: one made by the program, and one by the program of the format.
+fn twins(judges: &Judges, mib: u64) -> (MountDisk, MountDisk) {
+    let theirs = MountDisk::create(judges, mib);
+    theirs.mkfs();
     (volume(judges, mib), theirs)
 }
 

@@ -11,7 +11,6 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::scratch_dir;
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::Signal;
@@ -373,7 +372,7 @@ fn exit_codes_of_mount() {
 #[test]
 fn paths_in_a_mount_are_places() {
     let Some(judges) = require() else { return };
-    let disks: Disks = volume(&judges, 256);
+    let disks = volume(&judges, 256);
     let mounted = ServedMount::new(&disks.images()[0], "rw");
     let root = mounted.path().to_path_buf();
     fs::create_dir_all(root.join("dir/below")).expect("directories");

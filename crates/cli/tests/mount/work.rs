@@ -13,7 +13,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges::Judges;
 use offshoot_testkit::random::{Random, seed_of_run};
 use offshoot_testkit::run::{command, run};
@@ -21,6 +20,7 @@ use offshoot_testkit::scratch_dir;
 use offshoot_testkit::threads::SetOnDrop;
 use rustix::process::Signal;
 
+use super::disk::MountDisk;
 use super::{ServedMount, require, volume};
 
 /// The amount of work.
@@ -65,7 +65,7 @@ fn contents(root: &Path) -> HashedContents {
 /// Unmounts a volume. The kernel's mount must show the same as ours before, and `btrfs check` must
 /// find nothing.
 #[track_caller]
-pub(super) fn end(mounted: ServedMount, disks: &Disks) {
+pub(super) fn end(mounted: ServedMount, disks: &MountDisk) {
     let shown = contents(mounted.path());
     mounted.unmount();
     disks.assert_checks();

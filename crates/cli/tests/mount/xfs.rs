@@ -1,18 +1,23 @@
 //! XFS volumes. The kernel's XFS shows the same volume.
 
 use std::ffi::OsStr;
-use std::fs;
+use std::fs::{self, File};
 use std::io::ErrorKind;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
 use offshoot_testkit::compare::{Aspect, Compare};
 use offshoot_testkit::host::HostFilesystem;
 use offshoot_testkit::scratch_dir;
+use offshoot_testkit::xfs::disk::RECOVERY;
 use offshoot_testkit::xfs::fill::EVERYTHING_AT_LEAST;
 use offshoot_testkit::xfs::judges::{self, XfsJudges};
 use offshoot_testkit::xfs::matrix::XfsVolumeKind;
 use offshoot_testkit::xfs::recipe::{FilledXfs, XfsRecipe};
 
+use rustix::process::Signal;
+
+use super::handles::FileHandle;
 use super::{ServedMount, can_mount, does, offshoot};
 
 fn require() -> Option<XfsJudges> {
@@ -70,7 +75,7 @@ fn a_mount_is_only_read() {
     assert!(info.contains("XFS, version 5"), "{info}");
     does(&["stat".as_ref(), "-c".as_ref(), "".as_ref(), file.as_os_str()]);
     does(&["sync".as_ref(), mounted.path().as_os_str()]);
-    for name in ["scrub -r", "stats", "subvolume list", "property list"] {
+    for name in ["scrub -r", "subvolume list"] {
         let output = verb(name);
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.code() == Some(4) && said.contains("XFS"), "{name}: {said}");
@@ -79,16 +84,121 @@ fn a_mount_is_only_read() {
     assert!(fs::read(image).expect("an image") == before, "the image was changed");
 }
 
+/// What programs do through the mount is what the kernel shows, which has nothing to recover.
+#[test]
+fn a_mount_is_written() {
+    let Some(judges) = require() else { return };
+    let filled = one_file(&judges);
+    let disk = &filled.disk;
+    let mounted = ServedMount::new(disk.image(), "rw,inode64,noquota,logbufs=8,nouuid");
+    let path = |name: &str| mounted.path().join(name);
+    fs::create_dir_all(path("a/b")).expect("directories");
+    fs::write(path("a/b/large"), vec![7; 3 << 20]).expect("a file");
+    fs::copy(path("a/b/large"), path("copy")).expect("a copy");
+    fs::rename(path("file"), path("a/moved")).expect("a move");
+    fs::hard_link(path("a/moved"), path("name")).expect("a link");
+    let large = File::options().write(true).open(path("a/b/large")).expect("a file");
+    large.set_len(100_000).expect("a length");
+    fs::remove_file(path("a/b/large")).expect("it goes");
+    large.write_all_at(b"without a name", 5).expect("it is open");
+    assert_eq!(fs::metadata(path("copy")).expect("a file").blksize(), 4096);
+    // Verbs on the mount.
+    does(&["trim".as_ref(), mounted.path().as_os_str()]);
+    does(&[
+        "property".as_ref(),
+        "set".as_ref(),
+        mounted.path().as_os_str(),
+        "label".as_ref(),
+        "live".as_ref(),
+    ]);
+    does(&["sync".as_ref(), mounted.path().as_os_str()]);
+    let stats = offshoot(&["stats".as_ref(), mounted.path().as_os_str()]);
+    assert!(String::from_utf8_lossy(&stats.stdout).contains("available"), "{stats:?}");
+    drop(large);
+    mounted.unmount();
+    disk.assert_checks();
+    let theirs = disk.mount("rw", &[]);
+    let path = |name: &str| theirs.path().join(name);
+    assert_eq!(fs::read(path("copy")).expect("a file"), vec![7; 3 << 20]);
+    assert_eq!(fs::read_to_string(path("name")).expect("a file"), "contents");
+    assert_eq!(fs::metadata(path("a/moved")).expect("a file").nlink(), 2);
+    assert_eq!(fs::read_dir(path("a/b")).expect("a directory").count(), 0);
+    assert_eq!(disk.xfs_db(&["label"]).trim(), "label = \"live\"");
+    drop(theirs);
+    // And back: what the kernel did is there.
+    let mounted = ServedMount::new(disk.image(), "rw");
+    assert_eq!(fs::read_to_string(mounted.path().join("name")).expect("a file"), "contents");
+    fs::remove_dir_all(mounted.path().join("a")).expect("it goes");
+    mounted.unmount();
+    disk.assert_checks();
+}
+
+/// A process that is killed leaves a volume that the kernel recovers, with what was fsynced.
+#[test]
+fn a_killed_mount_is_recovered_by_the_kernel_and_by_the_next_mount() {
+    let Some(judges) = require() else { return };
+    let filled = one_file(&judges);
+    let disk = &filled.disk;
+    for is_ours in [false, true] {
+        let mounted = ServedMount::new(disk.image(), "rw");
+        let name = format!("synced-{is_ours}");
+        let file = File::create(mounted.path().join(&name)).expect("a file");
+        file.write_all_at(b"synced", 0).and_then(|()| file.sync_all()).expect("an fsync");
+        fs::write(mounted.path().join("not-synced"), "x").expect("a file");
+        mounted.signal(Signal::KILL);
+        drop((file, mounted));
+        if is_ours {
+            let mounted = ServedMount::new(disk.image(), "rw");
+            assert_eq!(fs::read(mounted.path().join(&name)).expect("a file"), b"synced");
+            mounted.unmount();
+        } else {
+            let theirs = disk.mount("rw", &[RECOVERY]);
+            assert_eq!(fs::read(theirs.path().join(&name)).expect("a file"), b"synced");
+        }
+        disk.assert_checks();
+    }
+}
+
+/// Handles of a file whose number another file got are stale, also in one mount.
+#[test]
+fn handles_and_nodes_of_numbers_that_are_given_again_are_stale() {
+    let Some(judges) = require() else { return };
+    let filled = one_file(&judges);
+    let mounted = ServedMount::new(filled.disk.image(), "rw");
+    let path = mounted.path().join("file");
+    let number = fs::metadata(&path).expect("a file").ino();
+    let handle = FileHandle::of(&path);
+    fs::remove_file(&path).expect("it goes");
+    let mut again = None;
+    for round in 0..200 {
+        // The kernel forgets the node of the removed file a moment later.
+        let path = mounted.path().join(format!("new-{round}"));
+        fs::write(&path, "new").expect("a file");
+        if fs::metadata(&path).expect("a file").ino() == number {
+            again = Some(path);
+            break;
+        }
+    }
+    let again = again.expect("the number is given again");
+    assert!(handle.open(mounted.path()).is_err_and(|error| error.raw_os_error() == Some(116)));
+    assert_eq!(fs::read_to_string(again).expect("a file"), "new");
+    mounted.unmount();
+    filled.disk.assert_checks();
+}
+
 #[test]
 fn what_an_xfs_volume_has_not_is_refused() {
     let Some(judges) = require() else { return };
     let filled = one_file(&judges);
     let dir = scratch_dir();
     for (options, what) in [
-        ("rw", "writing an XFS volume, which is only read so far: mount it with -o ro"),
-        ("ro,subvol=home", "a subvolume on an XFS volume"),
-        ("ro,subvolid=257", "a subvolume on an XFS volume"),
-        ("ro,device=/dev/null", "a further device on an XFS volume"),
+        ("rw,subvol=home", "the mount option subvol=home on an XFS volume"),
+        ("ro,subvolid=257", "the mount option subvolid=257 on an XFS volume"),
+        ("ro,device=/dev/null", "the mount option device=/dev/null on an XFS volume"),
+        ("rw,compress=zstd", "the mount option compress=zstd on an XFS volume"),
+        ("rw,discard", "the mount option discard on an XFS volume"),
+        ("rw,uquota", "not supported: the mount option uquota"),
+        ("rw,wsync", "not supported: the mount option wsync"),
     ] {
         let words = ["mount".as_ref(), "-o".as_ref(), options.as_ref()];
         let places = [filled.disk.image().as_os_str(), dir.path().as_os_str()];

@@ -3,6 +3,7 @@
 //! | module | what it judges |
 //! |---|---|
 //! | `look` | the verbs that read |
+//! | `changed` | the verbs that write |
 //! | `checked` | `check` |
 //! | `disks` | volumes in partitions and images |
 //! | `made` | new volumes |
@@ -11,6 +12,7 @@
 //!
 //! Mounts have their tests in `mount`, and damaged volumes in `hostile`.
 
+mod changed;
 mod checked;
 mod disks;
 #[path = "../shared/lines.rs"]

@@ -1,0 +1,90 @@
+//! Volumes of both formats, as the tests mount them.
+
+use std::path::{Path, PathBuf};
+
+use offshoot_testkit::btrfs::disks::{Disks, MountedMembers};
+use offshoot_testkit::btrfs::judges::Judges;
+use offshoot_testkit::loops::LoopMount;
+use offshoot_testkit::xfs::disk::XfsDisk;
+use offshoot_testkit::xfs::judges::XfsJudges;
+
+use super::format::is_xfs;
+
+/// The smallest volume of XFS, in MiB.
+const LEAST_XFS_MIB: u64 = 300;
+
+/// A volume in an image.
+pub(crate) enum MountDisk {
+    Btrfs(Disks),
+    Xfs(XfsDisk, [PathBuf; 1]),
+}
+
+impl MountDisk {
+    /// An empty image for a volume of the format of the test.
+    pub(crate) fn create(judges: &Judges, mib: u64) -> Self {
+        if !is_xfs() {
+            return Self::Btrfs(Disks::create(judges, 1, mib));
+        }
+        let judges: XfsJudges =
+            offshoot_testkit::xfs::judges::require().expect("a machine with judges has those too");
+        let disk = XfsDisk::create(&judges, mib.max(LEAST_XFS_MIB));
+        let images = [disk.image().to_path_buf()];
+        Self::Xfs(disk, images)
+    }
+
+    /// The name of its format.
+    pub(crate) fn format(&self) -> &'static str {
+        match self {
+            Self::Btrfs(_) => "btrfs",
+            Self::Xfs(..) => "xfs",
+        }
+    }
+
+    pub(crate) fn images(&self) -> &[PathBuf] {
+        match self {
+            Self::Btrfs(disks) => disks.images(),
+            Self::Xfs(_, images) => images,
+        }
+    }
+
+    /// Makes a volume with the program of the format.
+    pub(crate) fn mkfs(&self) {
+        match self {
+            Self::Btrfs(disks) => disks.mkfs(&[]),
+            Self::Xfs(disk, _) => disk.mkfs(""),
+        }
+    }
+
+    /// Mounts it with the kernel, which must have nothing to complain of, nor a log of XFS to
+    /// recover.
+    pub(crate) fn mount(&self, options: &str) -> KernelMount {
+        match self {
+            Self::Btrfs(disks) => KernelMount::Btrfs(disks.mount(options)),
+            Self::Xfs(disk, _) => KernelMount::Xfs(disk.mount(options, &[])),
+        }
+    }
+
+    /// Has `btrfs check` or `xfs_repair` find nothing.
+    #[track_caller]
+    pub(crate) fn assert_checks(&self) {
+        match self {
+            Self::Btrfs(disks) => disks.assert_checks(),
+            Self::Xfs(disk, _) => disk.assert_checks(),
+        }
+    }
+}
+
+/// A mount of the kernel.
+pub(crate) enum KernelMount {
+    Btrfs(MountedMembers),
+    Xfs(LoopMount),
+}
+
+impl KernelMount {
+    pub(crate) fn path(&self) -> &Path {
+        match self {
+            Self::Btrfs(mount) => mount.path(),
+            Self::Xfs(mount) => mount.path(),
+        }
+    }
+}
