@@ -129,7 +129,7 @@ impl ReusingFiles {
         if !state.inodes.get(&dir).is_some_and(|inode| inode.is_named) {
             return Err(errno(Errno::NOENT));
         }
-        let ino = (ROOT..).find(|ino| !state.inodes.contains_key(ino)).unwrap();
+        let ino = (ROOT..1 << 20).find(|ino| !state.inodes.contains_key(ino)).unwrap();
         state.births += 1;
         let birth = state.births;
         let inode = ReusedInode { birth, file_type, parent: dir, is_named: true, opens: 0 };
