@@ -206,7 +206,18 @@ impl CrashLog {
     /// The states that a power cut could have left, as far as `plan` asks for them.
     #[must_use]
     pub fn states(&self, plan: &CrashPlan) -> CrashStates {
-        CrashStates::new(self.clone(), plan)
+        self.states_torn_where(plan, &|_, _| true)
+    }
+
+    /// The same states, in which a write is torn only if `is_tearable` holds for its first byte on
+    /// the device and its bytes. It is for formats that rely on some writes being whole.
+    #[must_use]
+    pub fn states_torn_where(
+        &self,
+        plan: &CrashPlan,
+        is_tearable: &dyn Fn(u64, &[u8]) -> bool,
+    ) -> CrashStates {
+        CrashStates::new(self.clone(), plan, is_tearable)
     }
 }
 

@@ -18,6 +18,8 @@
 //! - `fsync` makes durable the data, the attributes and the names of a file, or a directory and the
 //!   names in it. What else it makes durable is the engine's choice: nothing, the directories that
 //!   lead to the file, or all names and attributes.
+//! - An engine whose metadata is ordered ([`EngineManners`]) makes durable with an `fsync` what came
+//!   before the last change of the file. It leaves data that was not synced open.
 //! - The engine may commit at any time by itself (the dirty set is full, time passed, space is
 //!   short). Then the first operations, up to some moment, are durable. Of the data in memory, the
 //!   data that was written back is durable, and the size of the file reaches as far as that data.
@@ -29,6 +31,7 @@
 pub mod explore;
 pub mod faults;
 pub mod generate;
+pub mod manners;
 mod oracle;
 mod picture;
 mod promised;
@@ -49,6 +52,7 @@ pub use promised::Promised;
 pub use workload::{Workload, WorkloadOp, WorkloadStep};
 
 use crate::model::subvolumes::SubvolumeCalls;
+use manners::{EngineManners, NoSubvolumes};
 use picture::Picture;
 use workload::Runner;
 
@@ -66,14 +70,21 @@ pub struct OpenedVolume {
 }
 
 impl OpenedVolume {
+    /// A volume of a format without subvolumes.
+    #[must_use]
+    pub fn without_subvolumes(files: Box<dyn FileSystemMut>) -> Self {
+        let subvolumes = Box::new(NoSubvolumes { root: files.root() });
+        Self { files, subvolumes, survived: Arc::default() }
+    }
+
     /// A runner for the operations of a workload; `first` is the number of its first operation.
     #[must_use]
     pub fn runner(&self, first: u32) -> Runner<'_> {
         Runner::new(&**self, first).with_subvolumes(&*self.subvolumes)
     }
 
-    fn picture(&self) -> Result<Picture> {
-        picture::take(&**self, &*self.subvolumes)
+    fn picture(&self, manners: EngineManners) -> Result<Picture> {
+        picture::take(&**self, &*self.subvolumes, manners)
     }
 }
 
@@ -85,7 +96,7 @@ impl Deref for OpenedVolume {
     }
 }
 
-/// The engine under test: it opens volumes.
+/// The engine under test: it opens volumes. Dropping one may write, as an unmount does.
 pub trait TestedEngine: Sync {
     /// Opens the volume for reading.
     fn open(&self, devices: MemberDevices) -> Result<OpenedVolume>;
@@ -95,6 +106,17 @@ pub trait TestedEngine: Sync {
 
     /// Reads everything that describes the volume, and returns an error if anything is wrong.
     fn check(&self, devices: MemberDevices) -> Result<()>;
+
+    /// What it does in its own way.
+    fn manners(&self) -> EngineManners {
+        EngineManners::default()
+    }
+
+    /// Whether the engine bears that this write is torn: its first byte on the device, and its
+    /// bytes.
+    fn bears_torn(&self, _offset: u64, _data: &[u8]) -> bool {
+        true
+    }
 }
 
 /// Prints what was explored to standard error, so that a test that passes shows it too: the test

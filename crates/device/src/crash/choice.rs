@@ -43,6 +43,8 @@ pub(super) struct SurvivingWrite {
 pub(super) struct WriteRange {
     pub(super) device: usize,
     pub(super) range: Range<u64>,
+    /// The write may be torn.
+    pub(super) is_tearable: bool,
 }
 
 /// All choices of one epoch that a plan asks for.
@@ -110,7 +112,7 @@ impl EpochChoices {
             self.ready.push_back(SurvivingWrites { prefix: len, parts: Vec::new() });
         }
         if let Some(next) = self.places.get(len).filter(|_| self.plan.tears)
-            && let Some(torn) = tear(&next.range, random)
+            && let Some(torn) = tear(next, random)
         {
             let parts = vec![SurvivingWrite { index: len, torn: Some(torn) }];
             self.ready.push_back(SurvivingWrites { prefix: len, parts });
@@ -135,7 +137,7 @@ impl EpochChoices {
         if self.plan.tears {
             let mut choice = whole(&members);
             let victim = random.index(members.len());
-            choice.parts[victim].torn = tear(&self.places[members[victim]].range, random);
+            choice.parts[victim].torn = tear(&self.places[members[victim]], random);
             if choice.parts[victim].torn.is_some() {
                 self.ready.push_back(choice);
             }
@@ -198,8 +200,7 @@ impl EpochChoices {
         }
         let tears = self.plan.tears && random.chance(1, 2);
         let part = |index: usize| {
-            let torn =
-                (tears && random.chance(1, 4)).then(|| tear(&self.places[index].range, random));
+            let torn = (tears && random.chance(1, 4)).then(|| tear(&self.places[index], random));
             SurvivingWrite { index, torn: torn.flatten() }
         };
         SurvivingWrites { prefix: 0, parts: members.into_iter().map(part).collect() }
@@ -207,11 +208,12 @@ impl EpochChoices {
 }
 
 /// Some but not all sectors of a write: its beginning, its end, or a random selection. `None` when
-/// the write lies in a single sector.
-fn tear(write: &Range<u64>, random: &mut CrashRandom) -> Option<Vec<Range<u64>>> {
+/// the write lies in a single sector, or is never torn.
+fn tear(place: &WriteRange, random: &mut CrashRandom) -> Option<Vec<Range<u64>>> {
+    let write = &place.range;
     let first = write.start / SECTOR_BYTES;
     let sectors = write.end.div_ceil(SECTOR_BYTES) - first;
-    if sectors < 2 {
+    if sectors < 2 || !place.is_tearable {
         return None;
     }
     let bytes = |from: u64, to: u64| {

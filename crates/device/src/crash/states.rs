@@ -91,13 +91,17 @@ struct PendingWrite {
 }
 
 impl CrashStates {
-    pub(super) fn new(log: CrashLog, plan: &CrashPlan) -> Self {
+    pub(super) fn new(
+        log: CrashLog,
+        plan: &CrashPlan,
+        is_tearable: &dyn Fn(u64, &[u8]) -> bool,
+    ) -> Self {
         let marks = log.entries.iter().filter_map(|entry| match entry {
             CrashEntry::Mark(tag) => Some(tag.clone()),
             _ => None,
         });
         let durable: Vec<_> = log.bases.iter().cloned().map(MemoryDevice::over).collect();
-        let epochs = epochs(&log.entries);
+        let epochs = epochs(&log.entries, is_tearable);
         Self {
             marks: marks.collect(),
             choices: choices(&epochs, 0, plan),
@@ -243,14 +247,16 @@ fn snapshots(devices: &[MemoryDevice]) -> Vec<MemoryDevice> {
 }
 
 /// Cuts the log at its barriers. There is always one more epoch, behind the last barrier.
-fn epochs(entries: &[CrashEntry]) -> Vec<PendingEpoch> {
+fn epochs(entries: &[CrashEntry], is_tearable: &dyn Fn(u64, &[u8]) -> bool) -> Vec<PendingEpoch> {
     let mut epochs = Vec::new();
     let mut pending: Vec<PendingWrite> = Vec::new();
     let (mut marks, mut marks_of_durable) = (0, 0);
     for (entry, what) in entries.iter().chain([&CrashEntry::Barrier { device: 0 }]).enumerate() {
-        let (device, offset, len) = match what {
-            CrashEntry::Write { device, offset, data } => (*device, *offset, data.len() as u64),
-            CrashEntry::Discard { device, offset, len } => (*device, *offset, *len),
+        let (device, offset, len, is_tearable) = match what {
+            CrashEntry::Write { device, offset, data } => {
+                (*device, *offset, data.len() as u64, is_tearable(*offset, data))
+            }
+            CrashEntry::Discard { device, offset, len } => (*device, *offset, *len, true),
             CrashEntry::Mark(_) => {
                 marks += 1;
                 continue;
@@ -271,7 +277,7 @@ fn epochs(entries: &[CrashEntry]) -> Vec<PendingEpoch> {
                 continue;
             }
         };
-        let place = WriteRange { device, range: offset..offset + len };
+        let place = WriteRange { device, range: offset..offset + len, is_tearable };
         pending.push(PendingWrite { entry, place, marks });
     }
     epochs

@@ -10,7 +10,7 @@ use offshoot_device::{BlockDevice, CrashPlan, MemoryDevice, RequestKind};
 use offshoot_vfs::{EntryPlace, Errno, NewFile, Result, Timestamp};
 
 use super::picture::{Picture, PictureId, ROOT};
-use super::record::{FailingRequest, Recorded, as_devices};
+use super::record::{FailingRequest, Recorded, as_devices, copies};
 use super::{OpenedVolume, TestedEngine, Workload};
 use states::WorkloadStates;
 
@@ -28,7 +28,8 @@ pub struct StateExplorer<'a> {
     pub engine: &'a dyn TestedEngine,
     /// The members of an empty volume, on which every workload starts.
     pub image: Vec<Arc<dyn BlockDevice>>,
-    /// Which states of a log are built. If the workload writes data in place, no write is torn.
+    /// Which states of a log are built. No write is torn if the workload writes data in place and
+    /// the engine does so only then.
     pub plan: CrashPlan,
     /// The outside judge, and how often it is asked: with 10 it judges every tenth different state.
     pub judge: Option<(&'a StateJudge<'a>, usize)>,
@@ -158,21 +159,24 @@ impl StateExplorer<'_> {
     }
 }
 
-/// Opens a volume after a cut or a fault, changes it, and opens it again. Returns what it showed
-/// when it was opened first.
+/// Opens a volume after a cut or a fault, changes it, ends it, by another cut if `is_cut_again`, and
+/// opens it again. Returns what it showed when it was opened first.
 pub(super) fn enter(
     engine: &dyn TestedEngine,
     devices: &[Arc<MemoryDevice>],
+    is_cut_again: bool,
 ) -> std::result::Result<Picture, String> {
+    let manners = engine.manners();
     let failed = |what: &'static str| move |e| format!("{what}: {e}");
     engine.check(as_devices(devices)).map_err(failed("the check"))?;
     let fs = engine.open_writable(as_devices(devices)).map_err(failed("opening"))?;
-    let found = fs.picture().map_err(failed("reading"))?;
+    let found = fs.picture(manners).map_err(failed("reading"))?;
     let removed = change(&fs, &found).map_err(failed("changing it"))?;
+    let left = if is_cut_again { copies(devices) } else { devices.to_vec() };
     drop(fs);
-    engine.check(as_devices(devices)).map_err(failed("the check after a change"))?;
-    let fs = engine.open(as_devices(devices)).map_err(failed("opening again"))?;
-    let mut again = fs.picture().map_err(failed("reading again"))?;
+    engine.check(as_devices(&left)).map_err(failed("the check after a change"))?;
+    let fs = engine.open(as_devices(&left)).map_err(failed("opening again"))?;
+    let mut again = fs.picture(manners).map_err(failed("reading again"))?;
     let afterwards = PictureId::from(AFTERWARDS);
     let is_there = again.files.remove(&afterwards).is_some_and(|file| file.size == 5000);
     again.names.retain(|_, to| *to != afterwards);

@@ -34,10 +34,11 @@ const KINDS: [(RequestKind, Fault); 6] = [
     (RequestKind::Reads, Fault::Garbage),
 ];
 
-/// Whether the engine can detect and mend this fault. In-place data has no checksum and no older
-/// version, so the engine can only notice errors.
-fn can_bear(workload: &Workload, fault: Fault) -> bool {
-    fault == Fault::Error || !workload.writes_in_place()
+/// Whether the engine can detect and mend this fault. What is written in place has no checksum or no
+/// older version, so the engine can only notice errors.
+fn can_bear(engine: &dyn TestedEngine, workload: &Workload, fault: Fault) -> bool {
+    let is_in_place = engine.manners().is_overwriting || workload.writes_in_place();
+    fault == Fault::Error || !is_in_place
 }
 
 /// How faults are inflicted.
@@ -113,7 +114,7 @@ impl Inflicter<'_> {
         let most = if self.has_copies { 0 } else { workload.most_sharers() };
         for member in 0..self.image.len() {
             for (requests, fault) in
-                KINDS.into_iter().filter(|&(_, fault)| can_bear(workload, fault))
+                KINDS.into_iter().filter(|&(_, fault)| can_bear(self.engine, workload, fault))
             {
                 for number in 0..sound.devices[member].count(requests) {
                     let strike = (member, requests, number, fault);
@@ -186,7 +187,7 @@ impl Inflicter<'_> {
             Err(Error::Corrupt(_)) if fault == Fault::Garbage => {}
             Err(error) => return Err(format!("it is reported as {error}")),
         }
-        let found = enter(self.engine, &attempt.memory)?;
+        let found = enter(self.engine, &attempt.memory, false)?;
         let corrupt = found.corrupt();
         let may_be_corrupt = requests == RequestKind::Writes && fault == Fault::Garbage;
         if corrupt > if may_be_corrupt { most_corrupt } else { 0 } {

@@ -113,6 +113,7 @@ mod tests {
     use offshoot_vfs::Timestamp;
 
     use super::{Generator, Workload, WorkloadOp, WorkloadStep};
+    use crate::crash::manners::EngineManners;
     use crate::crash::picture::{self, Picture};
     use crate::crash::workload::Runner;
     use crate::model::Model;
@@ -132,7 +133,8 @@ mod tests {
 
     /// What the model shows after the set-up, without times.
     fn shown(model: &Model) -> Picture {
-        let mut picture = picture::take(model, model).expect("the model is in order");
+        let mut picture =
+            picture::take(model, model, EngineManners::default()).expect("the model is in order");
         picture.forget_times();
         picture
     }

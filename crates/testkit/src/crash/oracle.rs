@@ -49,7 +49,8 @@ use std::ops::RangeInclusive;
 use offshoot_vfs::{FileFlags, FileType};
 
 use self::index::{FileMove, HistoryIndex};
-use super::picture::{Picture, PictureFile, PictureId, PictureName, SECTOR};
+use super::manners::EngineManners;
+use super::picture::{Picture, PictureFile, PictureId, PictureName, SECTOR, hash_of_zeros};
 
 /// Extended attributes by name.
 type PromisedXattrs = BTreeMap<Vec<u8>, Vec<u8>>;
@@ -88,6 +89,9 @@ pub(super) struct History {
     pub(super) pictures: Vec<Picture>,
     pub(super) promises: Vec<DurablePromise>,
     pub(super) whose: PromiseMaker,
+    pub(super) manners: EngineManners,
+    /// Some operation moves data within a file.
+    moves_data: bool,
     index: HistoryIndex,
 }
 
@@ -98,6 +102,8 @@ pub(super) struct Judgement<'a> {
     kept: &'a [usize],
     /// The moment after the last operation that had begun.
     latest: usize,
+    /// The first moment that names and attributes may show together, if they are ordered.
+    floor: usize,
     problems: Vec<String>,
 }
 
@@ -109,9 +115,14 @@ type FoundNames<'f> = BTreeMap<PictureId, BTreeSet<&'f PictureName>>;
 
 impl History {
     /// Our promises at these moments.
-    pub(super) fn new(pictures: Vec<Picture>, promises: Vec<DurablePromise>) -> Self {
+    pub(super) fn new(
+        pictures: Vec<Picture>,
+        promises: Vec<DurablePromise>,
+        manners: EngineManners,
+        moves_data: bool,
+    ) -> Self {
         let index = HistoryIndex::new(&pictures);
-        Self { pictures, promises, whose: PromiseMaker::Ours, index }
+        Self { pictures, promises, whose: PromiseMaker::Ours, manners, moves_data, index }
     }
 
     /// Lists what is wrong in `found`, given that the promises `kept` were made and that the
@@ -121,12 +132,37 @@ impl History {
         // written for them.
         let promised = kept.iter().map(|&kept| self.promises[kept].moment);
         let latest = promised.chain([latest]).max().unwrap_or(latest);
-        let mut judgement = Judgement { history: self, kept, latest, problems: Vec::new() };
+        let floor = self.floor(kept);
+        let mut judgement = Judgement { history: self, kept, latest, floor, problems: Vec::new() };
         judgement.files(found);
         judgement.names(found);
         judgement.replacements(found);
         judgement.whole(found);
         judgement.problems
+    }
+
+    /// The moment up to which ordered names and attributes are durable behind the promises `kept`:
+    /// that of a `sync`, and the last change of a synced file before its `fsync`.
+    fn floor(&self, kept: &[usize]) -> usize {
+        if !self.manners.is_ordered {
+            return 0;
+        }
+        let durable = kept.iter().map(|&kept| {
+            let promise = &self.promises[kept];
+            promise.of.map_or(promise.moment, |of| self.last_change(of, promise))
+        });
+        durable.max().unwrap_or(0)
+    }
+
+    /// The moment of the last change that a promise for the file `of` covers.
+    fn last_change(&self, of: PictureId, promise: &DurablePromise) -> usize {
+        let versions: Vec<_> = self.index.versions(of, &(0..=promise.moment)).flatten().collect();
+        let file = |moment: usize| &self.pictures[moment].files[&of];
+        let changes = versions.windows(2).filter(|pair| {
+            promise.has_times || !file(pair[0]).differs_in_data_alone(file(pair[1]))
+        });
+        let last = changes.map(|pair| pair[1]).next_back();
+        last.or(versions.first().copied()).unwrap_or(0)
     }
 
     /// Clears all times, to judge an implementation that uses another clock.
@@ -141,8 +177,16 @@ impl<'a> Judgement<'a> {
         self.moments_since(|promise| promise.of.is_none_or(|file| file == of))
     }
 
+    /// The moments that ordered names and attributes may show, or else those of the file `of`.
+    fn moments_of_metadata(&self, of: PictureId) -> RangeInclusive<usize> {
+        if self.history.manners.is_ordered { self.floor..=self.latest } else { self.moments(of) }
+    }
+
     /// The moments that the names in the directory `of` may show.
     fn moments_of_names(&self, of: PictureId) -> RangeInclusive<usize> {
+        if self.history.manners.is_ordered {
+            return self.floor..=self.latest;
+        }
         self.moments_since(|promise| {
             promise.of.is_none_or(|file| file == of && !promise.is_subvolume)
         })
@@ -181,10 +225,11 @@ impl<'a> Judgement<'a> {
             let latest = &history.pictures[self.latest];
             let of = || format!("file {id} ({})", latest.path(id));
             let versions = self.versions(id, &moments);
+            let shown = self.moments_of_metadata(id);
             let names = found_names.remove(&id).unwrap_or_default();
             match found.files.get(&id) {
-                None if history.index.versions(id, &moments).all(|version| version.is_some())
-                    && !self.may_lose(id, &moments) =>
+                None if history.index.versions(id, &shown).all(|version| version.is_some())
+                    && !self.may_lose(id, &shown) =>
                 {
                     self.problems.push(format!("{} is lost", of()));
                 }
@@ -193,6 +238,7 @@ impl<'a> Judgement<'a> {
                     self.problems.push(format!("{} is there, which it never was since", of()));
                 }
                 Some(file) => {
+                    self.attributes(&of, file, &self.versions(id, &shown));
                     self.file(&of, file, names.len(), &versions);
                     self.times(&of, id, file);
                     self.settings(&of, id, file);
@@ -239,6 +285,10 @@ impl<'a> Judgement<'a> {
         }
     }
 
+    fn attributes(&mut self, of: ProblemSubject<'_>, file: &PictureFile, all: &[&PictureFile]) {
+        self.one_of(of, "attributes", &attributes(file), all.iter().map(|v| attributes(v)));
+    }
+
     fn file(
         &mut self,
         of: ProblemSubject<'_>,
@@ -248,19 +298,18 @@ impl<'a> Judgement<'a> {
     ) {
         let all = || versions.iter().copied();
         self.one_of(of, "type", &file.kind, all().map(|v| v.kind));
-        self.one_of(of, "attributes", &attributes(file), all().map(attributes));
         self.one_of(of, "target", &&file.target, all().map(|v| &v.target));
         if file.kind != FileType::Directory && file.nlink as usize != names {
             self.problems.push(format!("{} has {names} names and counts {}", of(), file.nlink));
         }
-        if let Err(problem) = data(file, versions) {
+        if let Err(problem) = self.history.data(file, versions) {
             self.problems.push(format!("{}: {problem}", of()));
         }
         let least = all().map(|version| version.preallocated).min();
-        let written = match self.history.whose {
-            PromiseMaker::Ours => 0,
-            PromiseMaker::Kernels => 2 * SECTOR,
-        };
+        // Blocks may be smaller than the sectors of the model.
+        let is_exact =
+            self.history.whose == PromiseMaker::Ours && !self.history.manners.is_overwriting;
+        let written = if is_exact { 0 } else { 2 * SECTOR };
         if least.is_some_and(|least| file.preallocated + written < least) {
             let problem = format!("{} bytes are preallocated, of {least:?}", file.preallocated);
             self.problems.push(format!("{}: {problem}", of()));
@@ -281,7 +330,7 @@ impl<'a> Judgement<'a> {
 
     /// Checks rule 8.
     fn replacements(&mut self, found: &Picture) {
-        if self.history.whose == PromiseMaker::Kernels {
+        if self.history.whose == PromiseMaker::Kernels || self.history.manners.is_ordered {
             return;
         }
         let History { pictures, index, .. } = self.history;
@@ -291,7 +340,9 @@ impl<'a> Judgement<'a> {
                 continue;
             }
             let versions = self.versions(id, &(at - 1..=pictures.len() - 1));
-            if let Some(Err(problem)) = found.files.get(&id).map(|file| data(file, &versions)) {
+            if let Some(Err(problem)) =
+                found.files.get(&id).map(|file| self.history.data(file, &versions))
+            {
                 let (dir, name) = (name.0, name.1.escape_ascii());
                 let of = format!("file {id}, which took the name {name} in directory {dir}");
                 self.problems.push(format!("{of} from another: {problem}"));
@@ -302,7 +353,9 @@ impl<'a> Judgement<'a> {
     /// Checks the second half of rule 3.
     fn size_of_directory(&mut self, found: &Picture, id: PictureId) {
         let file = found.files.get(&id).filter(|file| file.kind == FileType::Directory);
-        let Some(file) = file else { return };
+        let Some(file) = file.filter(|_| self.history.manners.has_plain_directories()) else {
+            return;
+        };
         let names = found.names.keys().filter(|(dir, _)| *dir == id);
         let size = names.map(|(_, name)| 2 * name.len() as u64).sum();
         if file.size != size {
@@ -317,7 +370,7 @@ impl<'a> Judgement<'a> {
         let all: BTreeSet<&PictureName> = index.names().chain(found.names.keys()).collect();
         for name in all {
             let of = || format!("the name {} in directory {}", name.1.escape_ascii(), name.0);
-            let moments = self.moments(name.0);
+            let moments = self.moments_of_metadata(name.0);
             let bindings = index.bindings(name, &moments);
             self.one_of(&of, "file", &found.names.get(name), bindings);
         }
@@ -325,7 +378,8 @@ impl<'a> Judgement<'a> {
         let mut shown = BTreeMap::new();
         for name in moves.iter().flat_map(|one| [&one.old, &one.new]) {
             let is_of = |at: &usize| pictures[*at].names.get(name) == found.names.get(name);
-            shown.insert(name, self.moments(name.0).filter(is_of).collect::<Vec<_>>());
+            let moments = self.moments_of_metadata(name.0);
+            shown.insert(name, moments.filter(is_of).collect::<Vec<_>>());
         }
         if !are_whole(&moves, &shown, &BTreeMap::new()) {
             self.problems.push("a file that moved has both names".into());
@@ -346,6 +400,9 @@ impl<'a> Judgement<'a> {
 
     /// Checks rule 5.
     fn whole(&mut self, found: &Picture) {
+        if self.history.manners.is_ordered {
+            return self.one_moment(found, self.floor);
+        }
         let is_sync = |kept: &&usize| self.history.promises[**kept].of.is_none();
         let behind_sync = self.kept.iter().filter(is_sync).max().map_or(0, |sync| sync + 1);
         let mut since_sync = self.history.promises[behind_sync..].iter();
@@ -355,7 +412,12 @@ impl<'a> Judgement<'a> {
             return;
         }
         let since = self.kept.iter().map(|&kept| self.history.promises[kept].moment).max();
-        let moments = &self.history.pictures[since.unwrap_or(0)..=self.latest];
+        self.one_moment(found, since.unwrap_or(0));
+    }
+
+    /// Checks that all names and attributes are as of one moment from `since` on.
+    fn one_moment(&mut self, found: &Picture, since: usize) {
+        let moments = &self.history.pictures[since..=self.latest];
         if !moments.iter().any(|picture| are_alike(picture, found)) {
             self.problems.push("names and attributes are not altogether as of one moment".into());
         }
@@ -423,40 +485,54 @@ fn attributes(file: &PictureFile) -> (u32, FileFlags, (u32, u32), &PromisedXattr
     (file.permissions, file.flags, file.rdev, &file.xattrs)
 }
 
-/// Checks rule 4.
-fn data(found: &PictureFile, versions: &[&PictureFile]) -> Result<(), String> {
-    if found.kind != FileType::Regular {
-        return Ok(());
+impl History {
+    /// Checks rule 4.
+    fn data(&self, found: &PictureFile, versions: &[&PictureFile]) -> Result<(), String> {
+        if found.kind != FileType::Regular {
+            return Ok(());
+        }
+        let unit = self.manners.data_unit();
+        let is_size = versions.iter().any(|version| version.size == found.size);
+        let is_between = |pair: &[&PictureFile]| {
+            let (from, to) = (pair[0].size.min(pair[1].size), pair[0].size.max(pair[1].size));
+            (from..=to).contains(&found.size) && found.size.is_multiple_of(unit)
+        };
+        if !is_size && !versions.windows(2).any(is_between) {
+            let sizes: Vec<_> = versions.iter().map(|version| version.size).collect();
+            return Err(format!("size {}, which may be {sizes:?}", found.size));
+        }
+        // Corrupt data is counted elsewhere. To report it as corrupt does not break a promise.
+        let Some(sectors) = &found.sectors else { return Ok(()) };
+        for number in 0..sectors.len() {
+            if !versions.iter().any(|version| self.has_sector(found, version, number)) {
+                return Err(format!("sector {number} of {} bytes is of no moment", found.size));
+            }
+        }
+        Ok(())
     }
-    let is_size = versions.iter().any(|version| version.size == found.size);
-    let is_between = |pair: &[&PictureFile]| {
-        let (from, to) = (pair[0].size.min(pair[1].size), pair[0].size.max(pair[1].size));
-        (from..=to).contains(&found.size) && found.size.is_multiple_of(SECTOR)
-    };
-    if !is_size && !versions.windows(2).any(is_between) {
-        let sizes: Vec<_> = versions.iter().map(|version| version.size).collect();
-        return Err(format!("size {}, which may be {sizes:?}", found.size));
-    }
-    // Corrupt data is counted elsewhere. To report it as corrupt does not break a promise.
-    let Some(sectors) = &found.sectors else { return Ok(()) };
-    for (number, sector) in sectors.iter().enumerate() {
-        let start = number as u64 * SECTOR;
-        let end = found.size.min(start + SECTOR);
+
+    /// Whether a unit of the data that was found is as `version` has it.
+    fn has_sector(&self, found: &PictureFile, version: &PictureFile, number: usize) -> bool {
+        let unit = self.manners.data_unit();
+        let start = number as u64 * unit;
+        let end = found.size.min(start + unit);
+        let Some(theirs) = &version.sectors else { return false };
+        let sector = found.sectors.as_ref().and_then(|sectors| sectors.get(number));
+        let is_overwriting = self.manners.is_overwriting;
+        let is_reached = version.size >= end || is_overwriting && version.size > start;
+        // Zeros behind a new end may be there before the new size is, and what an operation moves
+        // leaves a hole in between.
+        let behind_end = version.size..version.size.next_multiple_of(SECTOR);
+        let may_be_zero = is_overwriting && (behind_end.contains(&start) || self.moves_data);
         // The last sector may come from a longer file, up to the end that the file has now.
         let part = usize::try_from(start).ok().zip(usize::try_from(end).ok());
-        let part = part.filter(|_| !end.is_multiple_of(SECTOR)).map(|(start, end)| start..end);
-        let is_part = |version: &PictureFile| {
+        let part = part.filter(|_| !end.is_multiple_of(unit)).map(|(start, end)| start..end);
+        let is_part = || {
             let bytes = part.clone().and_then(|part| found.head.get(part));
             let theirs = part.clone().and_then(|part| version.head.get(part));
             bytes.is_some() && bytes == theirs
         };
-        let is_of = |version: &PictureFile| {
-            let sectors = version.sectors.as_ref().filter(|_| version.size >= end);
-            sectors.is_some_and(|sectors| sectors[number] == *sector || is_part(version))
-        };
-        if !versions.iter().any(|version| is_of(version)) {
-            return Err(format!("sector {number} of {} bytes is of no moment", found.size));
-        }
+        is_reached && (theirs.get(number) == sector || is_part())
+            || may_be_zero && sector == Some(&hash_of_zeros(unit))
     }
-    Ok(())
 }

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use offshoot_vfs::{Error, FileFlags, FileId, FileSystem, FileType, Result, Structure, Timestamp};
 use xxhash_rust::xxh64::xxh64;
 
+use super::manners::EngineManners;
 use crate::compare::data_ranges;
 use crate::model::subvolumes::{Settings, SubvolumeCalls};
 
@@ -52,8 +53,8 @@ pub(super) struct PictureFile {
     pub(super) rdev: (u32, u32),
     pub(super) xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
     pub(super) target: Vec<u8>,
-    /// A hash of each sector of the data, the last one padded with zeros. `None` if the data is
-    /// corrupt in every mirror.
+    /// A hash of each unit of the data ([`EngineManners::data_unit`]), the last one padded with
+    /// zeros. `None` if the data is corrupt in every mirror.
     pub(super) sectors: Option<Vec<u64>>,
     /// The first bytes of the data, of which parts can be compared.
     pub(super) head: Arc<[u8]>,
@@ -68,11 +69,16 @@ pub(super) struct PictureFile {
 /// # Errors
 /// Errors of `fs`, and structures that contradict each other: a name that leads nowhere, a
 /// directory with two names.
-pub(super) fn take(fs: &dyn FileSystem, subvolumes: &dyn SubvolumeCalls) -> Result<Picture> {
+pub(super) fn take(
+    fs: &dyn FileSystem,
+    subvolumes: &dyn SubvolumeCalls,
+    manners: EngineManners,
+) -> Result<Picture> {
+    let unit = manners.data_unit();
     let mut picture = Picture::default();
     let mut seen = BTreeMap::new();
     let mut dirs = vec![(fs.root(), ROOT)];
-    picture.files.insert(ROOT, file(fs, subvolumes, fs.root())?);
+    picture.files.insert(ROOT, file(fs, subvolumes, fs.root(), unit)?);
     while let Some((dir, dir_id)) = dirs.pop() {
         let mut entries = Vec::new();
         fs.read_dir(dir, 0, &mut |entry| {
@@ -81,8 +87,8 @@ pub(super) fn take(fs: &dyn FileSystem, subvolumes: &dyn SubvolumeCalls) -> Resu
         })?;
         for (name, found, file_type) in entries {
             let shown = name.escape_ascii().to_string();
-            let file =
-                id_of(fs, subvolumes, found).and_then(|id| Ok((id, file(fs, subvolumes, found)?)));
+            let file = id_of(fs, subvolumes, found)
+                .and_then(|id| Ok((id, file(fs, subvolumes, found, unit)?)));
             let (id, file) = file.map_err(|e| match e {
                 Error::Posix { .. } => misfit(format!("{shown} leads to nothing: {e}")),
                 e => e,
@@ -103,6 +109,9 @@ pub(super) fn take(fs: &dyn FileSystem, subvolumes: &dyn SubvolumeCalls) -> Resu
             picture.files.insert(id, file);
         }
     }
+    if !manners.has_plain_directories() {
+        picture.make_directories_plain()?;
+    }
     Ok(picture)
 }
 
@@ -120,7 +129,12 @@ pub(super) fn id_of(
     Ok(PictureId::from(subvolume) << 32 | PictureId::from(fs.attr(file)?.uid))
 }
 
-fn file(fs: &dyn FileSystem, subvolumes: &dyn SubvolumeCalls, file: FileId) -> Result<PictureFile> {
+fn file(
+    fs: &dyn FileSystem,
+    subvolumes: &dyn SubvolumeCalls,
+    file: FileId,
+    unit: u64,
+) -> Result<PictureFile> {
     let attr = fs.attr(file)?;
     let mut xattrs = BTreeMap::new();
     fs.xattrs(file, &mut |name, value| {
@@ -139,7 +153,7 @@ fn file(fs: &dyn FileSystem, subvolumes: &dyn SubvolumeCalls, file: FileId) -> R
         preallocated = attr.allocated_bytes.saturating_sub(data * SECTOR);
     }
     let sectors = match attr.file_type {
-        FileType::Regular => match sectors(fs, file, attr.size, &mut head) {
+        FileType::Regular => match sectors(fs, file, attr.size, unit, &mut head) {
             Err(Error::Corrupt(_)) => None,
             sectors => Some(sectors?),
         },
@@ -163,16 +177,23 @@ fn file(fs: &dyn FileSystem, subvolumes: &dyn SubvolumeCalls, file: FileId) -> R
     })
 }
 
-/// The hashes of all sectors, and the first bytes.
-fn sectors(fs: &dyn FileSystem, file: FileId, size: u64, head: &mut Vec<u8>) -> Result<Vec<u64>> {
+/// The hashes of all units of data, and the first bytes.
+fn sectors(
+    fs: &dyn FileSystem,
+    file: FileId,
+    size: u64,
+    unit: u64,
+    head: &mut Vec<u8>,
+) -> Result<Vec<u64>> {
     /// How much is read at once, in bytes.
     const PIECE: u64 = 256 * SECTOR;
+    let unit = usize::try_from(unit).expect("small");
     let mut sectors = Vec::new();
     let mut buf = Vec::new();
     for offset in (0..size).step_by(usize::try_from(PIECE).expect("small")) {
         let len = usize::try_from(PIECE.min(size - offset)).expect("small");
         buf.clear();
-        buf.resize(len.next_multiple_of(usize::try_from(SECTOR).expect("small")), 0);
+        buf.resize(len.next_multiple_of(unit), 0);
         let read = fs.read(file, offset, &mut buf[..len])?;
         if read != len {
             return Err(Error::corrupt(Structure::File, format!("{file} ends before its size")));
@@ -180,14 +201,47 @@ fn sectors(fs: &dyn FileSystem, file: FileId, size: u64, head: &mut Vec<u8>) -> 
         if offset < HEAD {
             head.extend_from_slice(&buf[..len.min(usize::try_from(HEAD).expect("small"))]);
         }
-        sectors.extend(
-            buf.chunks(usize::try_from(SECTOR).expect("small")).map(|sector| xxh64(sector, 0)),
-        );
+        sectors.extend(buf.chunks(unit).map(|sector| xxh64(sector, 0)));
     }
     Ok(sectors)
 }
 
+/// The hash of a unit of data without any.
+pub(super) fn hash_of_zeros(unit: u64) -> u64 {
+    xxh64(&vec![0; usize::try_from(unit).expect("small")], 0)
+}
+
+impl PictureFile {
+    /// Whether another version of the file has only other data and other times.
+    pub(super) fn differs_in_data_alone(&self, other: &Self) -> bool {
+        let Self { mtime, ctime, sectors, head, preallocated, .. } = self.clone();
+        Self { mtime, ctime, sectors, head, preallocated, ..other.clone() } == *self
+    }
+}
+
 impl Picture {
+    /// Checks the links of directories that have two, and one for each directory in them. Gives
+    /// each directory one link and no size: its size depends on its form.
+    fn make_directories_plain(&mut self) -> Result<()> {
+        let mut links: BTreeMap<PictureId, u32> = BTreeMap::new();
+        for ((dir, _), id) in &self.names {
+            let is_dir = self.files[id].kind == FileType::Directory;
+            *links.entry(*dir).or_default() += u32::from(is_dir);
+        }
+        for (id, file) in &mut self.files {
+            if file.kind == FileType::Directory {
+                let expected = 2 + links.get(id).unwrap_or(&0);
+                if file.nlink != expected {
+                    let problem =
+                        format!("directory {id} has {} links, not {expected}", file.nlink);
+                    return Err(misfit(problem));
+                }
+                (file.nlink, file.size) = (1, 0);
+            }
+        }
+        Ok(())
+    }
+
     /// Shares the first bytes of files with other pictures. Example: 1,500 states of a volume of 18
     /// MiB, most files of which are the same, took 12 GB without that.
     pub(super) fn share_heads(&mut self, known: &mut HashSet<Arc<[u8]>>) {

@@ -3,6 +3,7 @@
 
 use offshoot_vfs::{Attr, FileSystem};
 
+use super::manners::EngineManners;
 use super::oracle::{History, PromiseMaker};
 use super::picture;
 use super::record::history;
@@ -28,13 +29,25 @@ impl Promised {
     /// # Errors
     /// The operation that the model refuses.
     pub fn by(workload: &Workload, root: &Attr) -> Result<Self, String> {
-        let model = Model::new(root);
+        Self::with_manners(workload, root, EngineManners::default())
+    }
+
+    /// The same promises of an engine with these manners.
+    ///
+    /// # Errors
+    /// The operation that the model refuses.
+    pub fn with_manners(
+        workload: &Workload,
+        root: &Attr,
+        manners: EngineManners,
+    ) -> Result<Self, String> {
+        let model = Model::new(root).with_manners(manners.model);
         let mut runner = Runner::new(&model, 1).with_subvolumes(&model);
         for op in &workload.setup {
             runner.run(op).map_err(|e| format!("the model refuses {op}: {e}"))?;
         }
         let next = runner.next();
-        let history = history(&model, next, &workload.steps, &[])?;
+        let history = history(&model, next, &workload.steps, &[], manners)?;
         Ok(Self { history, has_times: true })
     }
 
@@ -56,7 +69,8 @@ impl Promised {
         fs: &dyn FileSystem,
         subvolumes: &dyn SubvolumeCalls,
     ) -> Result<Vec<String>, String> {
-        let mut found = picture::take(fs, subvolumes).map_err(|e| e.to_string())?;
+        let mut found =
+            picture::take(fs, subvolumes, self.history.manners).map_err(|e| e.to_string())?;
         if !self.has_times {
             found.forget_times();
         }

@@ -8,9 +8,10 @@ use offshoot_device::{
     BlockDevice, CrashDevice, CrashLog, CrashState, Fault, FaultDevice, MemoryDevice, RequestKind,
 };
 
+use super::manners::EngineManners;
 use super::oracle::{DurablePromise, History};
 use super::picture::{self, Picture, PictureId, ROOT};
-use super::workload::{Runner, Workload, WorkloadStep, find};
+use super::workload::{Runner, Workload, WorkloadOp, WorkloadStep, find};
 use super::{MemberDevices, OpenedVolume, TestedEngine};
 use crate::model::Model;
 
@@ -18,6 +19,7 @@ use crate::model::Model;
 pub(super) struct ReadyVolume {
     pub(super) devices: Vec<Arc<MemoryDevice>>,
     pub(super) model: Model,
+    manners: EngineManners,
     /// The number of the next operation.
     next: u32,
 }
@@ -48,7 +50,8 @@ pub(super) struct WorkloadProgress {
 }
 
 impl ReadyVolume {
-    /// Runs the set-up on a copy of the volume `image`.
+    /// Runs the set-up on a copy of the volume `image`. Behind every other set-up the power is cut,
+    /// so that opening the volume again is a recovery.
     pub(super) fn new(
         engine: &dyn TestedEngine,
         image: &[Arc<dyn BlockDevice>],
@@ -58,7 +61,8 @@ impl ReadyVolume {
         let devices: Vec<_> = devices.collect();
         let fs = engine.open_writable(as_devices(&devices)).map_err(|e| format!("set-up: {e}"))?;
         let root = fs.attr(fs.root()).map_err(|e| format!("set-up: {e}"))?;
-        let model = Model::new(&root);
+        let manners = engine.manners();
+        let model = Model::new(&root).with_manners(manners.model);
         let mut runners = [fs.runner(1), Runner::new(&model, 1).with_subvolumes(&model)];
         for op in &workload.setup {
             for runner in &mut runners {
@@ -67,18 +71,23 @@ impl ReadyVolume {
         }
         let next = runners[0].next();
         fs.sync().map_err(|e| format!("set-up: sync: {e}"))?;
-        drop(fs);
-        Ok(Self { devices, model, next })
+        let devices = if workload.setup.len().is_multiple_of(2) {
+            drop(fs);
+            devices
+        } else {
+            copies(&devices)
+        };
+        Ok(Self { devices, model, manners, next })
     }
 
     /// A copy of the devices.
     pub(super) fn copies(&self) -> Vec<Arc<MemoryDevice>> {
-        self.devices.iter().map(|device| Arc::new(device.snapshot())).collect()
+        copies(&self.devices)
     }
 
     /// Runs the steps on the model, except those with the indexes `refused`. Returns their history.
     pub(super) fn history(self, workload: &Workload, refused: &[usize]) -> Result<History, String> {
-        history(&self.model, self.next, &workload.steps, refused)
+        history(&self.model, self.next, &workload.steps, refused, self.manners)
     }
 
     /// Runs the steps on `fs`. Before an operation begins, calls `begin` with the moment after it.
@@ -122,11 +131,13 @@ pub(super) fn history(
     next: u32,
     steps: &[WorkloadStep],
     refused: &[usize],
+    manners: EngineManners,
 ) -> Result<History, String> {
     let mut runner = Runner::new(model, next).with_subvolumes(model);
     let mut heads = HashSet::new();
     let mut take = || -> Result<Picture, String> {
-        let mut now = picture::take(model, model).map_err(|e| format!("the model: {e}"))?;
+        let mut now =
+            picture::take(model, model, manners).map_err(|e| format!("the model: {e}"))?;
         now.share_heads(&mut heads);
         Ok(now)
     };
@@ -148,7 +159,8 @@ pub(super) fn history(
         let has_times = !matches!(step, WorkloadStep::Fdatasync(_));
         promises.push(DurablePromise { moment: pictures.len() - 1, of, is_subvolume, has_times });
     }
-    Ok(History::new(pictures, promises))
+    let moves = steps.iter().any(|step| step.op().is_some_and(WorkloadOp::moves_data));
+    Ok(History::new(pictures, promises, manners, moves))
 }
 
 /// The file at a path, and whether it is the root of a subvolume other than the top-level one.
@@ -157,6 +169,11 @@ fn synced(model: &Model, path: &str) -> Result<(Option<PictureId>, bool), String
         .and_then(|file| Ok((picture::id_of(model, model, file)?, model.is_subvolume(file))));
     let (id, is_subvolume) = file.map_err(|e| format!("the model has no {path}: {e}"))?;
     Ok((Some(id), is_subvolume && id != ROOT))
+}
+
+/// Copies of devices as they are now: what a cut leaves that loses no write.
+pub(super) fn copies(devices: &[Arc<MemoryDevice>]) -> Vec<Arc<MemoryDevice>> {
+    devices.iter().map(|device| Arc::new(device.snapshot())).collect()
 }
 
 pub(super) fn as_devices(devices: &[Arc<MemoryDevice>]) -> MemberDevices {
@@ -188,7 +205,7 @@ impl Recorded {
                 mark("kept", promise);
             });
         let refused = outcome.map_err(|(place, e)| format!("{}: {e}", workload.steps[place]))?;
-        let shown = fs.picture().map_err(|e| format!("before any cut: {e}"))?;
+        let shown = fs.picture(engine.manners()).map_err(|e| format!("before any cut: {e}"))?;
         let survived = fs.survived.load(Ordering::Relaxed);
         drop(fs);
         let counts = |device: &Arc<FaultDevice>| {

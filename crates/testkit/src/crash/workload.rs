@@ -274,11 +274,7 @@ impl Workload {
 
     /// All operations of the workload, those of the set-up first.
     fn ops(&self) -> impl Iterator<Item = &WorkloadOp> {
-        let steps = self.steps.iter().filter_map(|step| match step {
-            WorkloadStep::Do(op) | WorkloadStep::Try(op) => Some(op),
-            WorkloadStep::Fsync(_) | WorkloadStep::Fdatasync(_) | WorkloadStep::Sync => None,
-        });
-        self.setup.iter().chain(steps)
+        self.setup.iter().chain(self.steps.iter().filter_map(WorkloadStep::op))
     }
 
     /// Whether the workload may write data in place, which a cut may tear.
@@ -349,7 +345,23 @@ impl Workload {
     }
 }
 
+impl WorkloadOp {
+    /// Whether the operation moves data within a file.
+    pub(super) fn moves_data(&self) -> bool {
+        let Self::Fallocate { what, .. } = self else { return false };
+        matches!(what, Fallocate::Collapse | Fallocate::Insert)
+    }
+}
+
 impl WorkloadStep {
+    /// The operation, if the step is one.
+    pub(super) fn op(&self) -> Option<&WorkloadOp> {
+        match self {
+            Self::Do(op) | Self::Try(op) => Some(op),
+            Self::Fsync(_) | Self::Fdatasync(_) | Self::Sync => None,
+        }
+    }
+
     /// Whether the step is an operation, not a point of persistence.
     pub(super) fn is_change(&self) -> bool {
         matches!(self, Self::Do(_) | Self::Try(_))

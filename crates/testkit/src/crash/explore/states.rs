@@ -50,8 +50,11 @@ impl<'e> WorkloadStates<'e> {
         Recorded { history, log, .. }: Recorded,
         entered: &'e AtomicUsize,
     ) -> Self {
-        let tears = explorer.plan.tears && !workload.writes_in_place();
-        let states = Mutex::new(log.states(&CrashPlan { tears, ..explorer.plan }));
+        let engine = explorer.engine;
+        let bears_torn = engine.manners().is_overwriting || !workload.writes_in_place();
+        let plan = CrashPlan { tears: explorer.plan.tears && bears_torn, ..explorer.plan };
+        let states = log.states_torn_where(&plan, &|offset, data| engine.bears_torn(offset, data));
+        let states = Mutex::new(states);
         let tally = ExplorationCounts { workloads: 1, ..ExplorationCounts::default() };
         let (known, tally, problem) = (Mutex::default(), Mutex::new(tally), Mutex::default());
         Self { explorer, workload, history, states, known, entered, tally, problem }
@@ -138,7 +141,7 @@ impl<'e> WorkloadStates<'e> {
             *is_judged = true;
             judge(&devices)?;
         }
-        let mut found = enter(self.explorer.engine, &devices)?;
+        let mut found = enter(self.explorer.engine, &devices, !number.is_multiple_of(2))?;
         if found.corrupt() > 0 {
             return Err("there is corrupt data".into());
         }

@@ -3,13 +3,15 @@
 use offshoot_vfs::{Fallocate, FileFlags, FileType, Timestamp};
 
 use super::{History, PromiseMaker};
+use crate::crash::manners::EngineManners;
 use crate::crash::picture::{Picture, PictureName, ROOT};
 use crate::crash::record::history;
 use crate::crash::workload::{WorkloadOp, WorkloadStep};
 use crate::model::Model;
 
 fn of(steps: &[WorkloadStep]) -> History {
-    history(&Model::made_at(Timestamp::default()), 1, steps, &[]).expect("it can be done")
+    history(&Model::made_at(Timestamp::default()), 1, steps, &[], EngineManners::default())
+        .expect("it can be done")
 }
 
 fn create(path: &str) -> WorkloadStep {
