@@ -4,7 +4,7 @@ use crate::setup;
 use crate::shell::{Result, cargo_with};
 
 /// The campaigns: the tests that each runs, and its options with the variables that they set.
-const CAMPAIGNS: [Campaign; 12] = [
+const CAMPAIGNS: [Campaign; 13] = [
     Campaign {
         what: "crash",
         package: "offshoot-btrfs",
@@ -97,6 +97,19 @@ const CAMPAIGNS: [Campaign; 12] = [
         test: None,
         options: &[],
         always: &[("OFFSHOOT_JUDGED_EVERY", "1")],
+    },
+    Campaign {
+        what: "xfs-crash",
+        package: "offshoot-xfs",
+        targets: &["--test", "crash"],
+        test: Some("campaign::campaign"),
+        options: &[
+            ("--workloads", "OFFSHOOT_WORKLOADS"),
+            ("--shapes", "OFFSHOOT_SHAPES"),
+            ("--judged-every", "OFFSHOOT_JUDGED_EVERY"),
+            ("--seed", "OFFSHOOT_SEED"),
+        ],
+        always: &[],
     },
     Campaign {
         what: "xfs-hostile",

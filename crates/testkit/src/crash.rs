@@ -28,6 +28,7 @@
 //! [`faults`] does the same with devices that fail instead of a cut. [`Promised`] judges by the
 //! same rules what others, such as the kernel, made of a workload.
 
+pub mod calls;
 pub mod explore;
 pub mod faults;
 pub mod generate;
@@ -65,7 +66,7 @@ pub struct OpenedVolume {
     pub files: Box<dyn FileSystemMut>,
     /// The calls that change its subvolumes.
     pub subvolumes: Box<dyn SubvolumeCalls>,
-    /// How many failed writes and flushes the engine has reported as survived.
+    /// How many failed writes and flushes the engine has reported that fail no call.
     pub survived: Arc<AtomicUsize>,
 }
 

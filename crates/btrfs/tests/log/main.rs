@@ -10,7 +10,6 @@
 //! | `cut` | cutting volumes, and the verdict |
 //! | `scenarios` | operations that broke real filesystems, each with its story |
 //! | `workloads` | the numbered workloads of the crash explorer, done by the kernel |
-//! | `calls` | the operations of a workload as system calls |
 //! | `by_us` | the same workloads, done by us |
 //! | `stories` | operations that broke real filesystems, done by us |
 //! | `bounds` | what a log leaves out, and when an fsync commits instead |
@@ -23,7 +22,6 @@
 
 mod bounds;
 mod by_us;
-mod calls;
 mod crash;
 mod cut;
 mod damage;

@@ -14,13 +14,13 @@ use offshoot_btrfs::{BtrfsVolume, EngineOptions, SubvolumeId};
 use offshoot_testkit::btrfs::disks::{Disks, MountedMembers};
 use offshoot_testkit::btrfs::judges::{self, Judges};
 use offshoot_testkit::compare::Aspect;
+use offshoot_testkit::crash::calls::DirectoryCalls;
 use offshoot_testkit::crash::generate::Generator;
 use offshoot_testkit::crash::{Promised, Workload, WorkloadOp, WorkloadStep};
 use offshoot_testkit::host::HostFilesystem;
 use offshoot_testkit::random::{Random, seed_of_run};
 use offshoot_vfs::{Fallocate, FileSystem};
 
-use crate::calls::DirectoryCalls;
 use crate::cut::{LogShape, SHAPES, at_commit, compare, judge_by, logs, make, mount_options, top};
 use crate::subvolume_calls::OurSubvolumes;
 

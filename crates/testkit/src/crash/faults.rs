@@ -60,7 +60,7 @@ pub struct FaultCounts {
     pub faults: usize,
     /// Faults that a step, or opening the volume, reported.
     pub reported: usize,
-    /// Faults that the engine said it survived.
+    /// Faults that the engine reported without failing a call.
     pub survived: usize,
     /// Faults after which data was corrupt, and reading it returned an error.
     pub corrupt: usize,
@@ -91,7 +91,7 @@ struct FaultAttempt {
     devices: Vec<Arc<FaultDevice>>,
     kept: Vec<usize>,
     begun: usize,
-    /// How many failures the engine said it survived.
+    /// How many failures the engine reported that failed no call.
     survived: usize,
     /// The indexes of the steps that were refused and are allowed to be, or the error that ended
     /// the run.
@@ -160,7 +160,10 @@ impl Inflicter<'_> {
                 {
                     require_refusal(&*fs)?;
                 }
-                survived = fs.survived.load(Ordering::Relaxed);
+                let count = fs.survived.clone();
+                // Dropping the volume may write too, and has no caller who could be told.
+                drop(fs);
+                survived = count.load(Ordering::Relaxed);
                 done.map_err(|(_, error)| error)
             }
         };

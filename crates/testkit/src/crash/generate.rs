@@ -84,10 +84,45 @@ impl Generator {
         workload(format!("two:{number}"), setup, steps)
     }
 
-    /// The workload of this name, `one:N` or `two:N`.
+    /// The operations of the workloads of one operation with these numbers, one after the other.
+    /// Each number comes with whether its point of persistence follows it. The name tells them:
+    /// `many:5,17s,300` is operations 5, 17 and 300, of which the second is made durable.
+    #[must_use]
+    pub fn many(&self, parts: &[(usize, bool)]) -> Workload {
+        let mut tree = PathTree::default();
+        let mut steps = Vec::new();
+        for (number, is_synced) in parts {
+            let (candidate, point) = self.ones[*number];
+            let candidate = &self.candidates[candidate];
+            steps.extend(tree.ensure(&candidate.needs).into_iter().map(WorkloadStep::Do));
+            steps.push(WorkloadStep::Do(candidate.op.clone()));
+            tree.note(&candidate.op);
+            steps.extend(is_synced.then(|| candidate.points[point].clone()));
+        }
+        let name = |(number, is_synced): &(usize, bool)| {
+            format!("{number}{}", if *is_synced { "s" } else { "" })
+        };
+        let names: Vec<_> = parts.iter().map(name).collect();
+        Workload { name: format!("many:{}", names.join(",")), setup: Vec::new(), steps }
+    }
+
+    /// The parts of the workload of many operations with this name, without `many:`.
+    fn parts(&self, names: &str) -> Option<Vec<(usize, bool)>> {
+        let part = |name: &str| {
+            let number = name.trim_end_matches('s');
+            let known = number.parse().ok().filter(|number| *number < self.ones());
+            known.map(|known| (known, number != name))
+        };
+        names.split(',').map(part).collect()
+    }
+
+    /// The workload of this name: `one:N`, `two:N` or `many:N,Ns`.
     #[must_use]
     pub fn by_name(&self, name: &str) -> Option<Workload> {
         let (kind, number) = name.split_once(':')?;
+        if kind == "many" {
+            return self.parts(number).map(|parts| self.many(&parts));
+        }
         let number = number.parse().ok()?;
         match kind {
             "one" if number < self.ones() => Some(self.one(number)),
@@ -168,6 +203,13 @@ mod tests {
             let number = random.below(generator.twos() as u64);
             run(&generator.two(usize::try_from(number).expect("an index")));
         }
+        for _ in 0..500 {
+            let mut part = |_| {
+                let number = usize::try_from(random.below(generator.ones() as u64));
+                (number.expect("an index"), random.below(3) == 0)
+            };
+            run(&generator.many(&(0..20).map(&mut part).collect::<Vec<_>>()));
+        }
     }
 
     #[test]
@@ -201,7 +243,9 @@ mod tests {
     #[test]
     fn a_name_leads_to_its_workload() {
         let generator = Generator::default();
-        for workload in [generator.one(17), generator.two(123_456)] {
+        for workload in
+            [generator.one(17), generator.two(123_456), generator.many(&[(5, false), (17, true)])]
+        {
             assert_eq!(generator.by_name(&workload.name), Some(workload));
         }
         assert_eq!(generator.by_name("one:999999"), None);

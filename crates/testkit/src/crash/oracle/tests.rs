@@ -1,5 +1,7 @@
 //! Tests that the oracle rejects what must not be found and accepts what may be.
 
+mod ordered;
+
 use offshoot_vfs::{Fallocate, FileFlags, FileType, Timestamp};
 
 use super::{History, PromiseMaker};

@@ -7,19 +7,21 @@ use std::os::unix::fs::{
 };
 use std::path::{Path, PathBuf};
 
-use offshoot_testkit::crash::workload::{
-    COMPRESSION, DEVICE_MAJOR, PERMISSIONS, SharedRange, acl, acl_name, bytes, target,
-};
-use offshoot_testkit::crash::{WorkloadOp, WorkloadStep};
-use offshoot_testkit::sharing;
 use offshoot_vfs::Fallocate;
 use rustix::fs::{
     AtFlags, CWD, FallocateFlags, FileType, IFlags, Mode, OFlags, RenameFlags, XattrFlags,
 };
 use rustix::io::Errno;
 
+use super::workload::{
+    COMPRESSION, DEVICE_MAJOR, PERMISSIONS, SharedRange, acl, acl_name, bytes, target,
+};
+use super::{WorkloadOp, WorkloadStep};
+use crate::sharing;
+
 /// Does operations below a directory.
-pub(crate) struct DirectoryCalls {
+#[derive(Debug)]
+pub struct DirectoryCalls {
     root: PathBuf,
     /// Files that stay open.
     open: Vec<File>,
@@ -33,11 +35,20 @@ fn writable(path: &Path) -> File {
 }
 
 impl DirectoryCalls {
-    pub(crate) fn new(root: PathBuf) -> Self {
+    /// Calls below the directory `root`, the first of which is operation 1.
+    #[must_use]
+    pub fn new(root: PathBuf) -> Self {
         Self { root, open: Vec::new(), next: 1 }
     }
 
-    pub(crate) fn step(&mut self, step: &WorkloadStep) {
+    /// The same calls below another directory, which shows the same files now. Open files are closed.
+    #[must_use]
+    pub fn moved_to(self, root: PathBuf) -> Self {
+        Self { root, open: Vec::new(), next: self.next }
+    }
+
+    /// Does a step.
+    pub fn step(&mut self, step: &WorkloadStep) {
         match step {
             WorkloadStep::Do(op) | WorkloadStep::Try(op) => self.run(op),
             WorkloadStep::Fsync(path) => {
@@ -55,7 +66,8 @@ impl DirectoryCalls {
         }
     }
 
-    pub(crate) fn run(&mut self, op: &WorkloadOp) {
+    /// Does an operation.
+    pub fn run(&mut self, op: &WorkloadOp) {
         let number = self.next;
         self.next += 1;
         let root = self.root.clone();
