@@ -87,7 +87,7 @@ Tasks:
            Take ten thousand snapshots of as many files that change, and delete them
   campaign volumes
            Have the kernel take its turn on every volume in memory that a test leaves, not on one of 8
-  campaign xfs-crash [--workloads one|two|long|faults|kernel|COUNT|one:N|two:N|many:N,Ns,...] [--shapes NAME,...]
+  campaign xfs-crash [--workloads one|two|long|mixed|faults|kernel|COUNT|NAME] [--shapes NAME,...]
            [--judged-every N] [--seed N]
            Cut the power at every point of many workloads on volumes of XFS; the kernel judges one of
            500 states, or of N

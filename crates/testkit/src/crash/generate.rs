@@ -11,6 +11,7 @@
 //! tracks which files exist.
 
 pub mod long;
+pub mod mixed;
 mod ops;
 mod tree;
 
@@ -116,12 +117,19 @@ impl Generator {
         names.split(',').map(part).collect()
     }
 
-    /// The workload of this name: `one:N`, `two:N` or `many:N,Ns`.
+    /// The workload of this name: `one:N`, `two:N`, `many:N,Ns` or `mixed:SEED:COUNT:SHARING`.
     #[must_use]
     pub fn by_name(&self, name: &str) -> Option<Workload> {
         let (kind, number) = name.split_once(':')?;
         if kind == "many" {
             return self.parts(number).map(|parts| self.many(&parts));
+        }
+        if kind == "mixed" {
+            let [seed, count, has_sharing] = number.split(':').collect::<Vec<_>>()[..] else {
+                return None;
+            };
+            let (count, has_sharing) = (count.parse().ok()?, has_sharing.parse().ok()?);
+            return Some(mixed::mixed(seed.parse().ok()?, count, has_sharing));
         }
         let number = number.parse().ok()?;
         match kind {
@@ -147,7 +155,7 @@ mod tests {
 
     use offshoot_vfs::Timestamp;
 
-    use super::{Generator, Workload, WorkloadOp, WorkloadStep};
+    use super::{Generator, Workload, WorkloadOp, WorkloadStep, mixed};
     use crate::crash::manners::EngineManners;
     use crate::crash::picture::{self, Picture};
     use crate::crash::workload::Runner;
@@ -203,6 +211,9 @@ mod tests {
             let number = random.below(generator.twos() as u64);
             run(&generator.two(usize::try_from(number).expect("an index")));
         }
+        for seed in 0..20 {
+            run(&mixed::mixed(seed, 200, true));
+        }
         for _ in 0..500 {
             let mut part = |_| {
                 let number = usize::try_from(random.below(generator.ones() as u64));
@@ -243,9 +254,12 @@ mod tests {
     #[test]
     fn a_name_leads_to_its_workload() {
         let generator = Generator::default();
-        for workload in
-            [generator.one(17), generator.two(123_456), generator.many(&[(5, false), (17, true)])]
-        {
+        for workload in [
+            generator.one(17),
+            generator.two(123_456),
+            generator.many(&[(5, false), (17, true)]),
+            mixed::mixed(3, 9, false),
+        ] {
             assert_eq!(generator.by_name(&workload.name), Some(workload));
         }
         assert_eq!(generator.by_name("one:999999"), None);

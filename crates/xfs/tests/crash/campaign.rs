@@ -1,6 +1,6 @@
 //! The workloads that are too many for a test run: `cargo xtask campaign xfs-crash`.
 //!
-//! The variable `OFFSHOOT_WORKLOADS` chooses them: `one`, `two`, `long`, `faults`, `kernel`; a number, for so
+//! The variable `OFFSHOOT_WORKLOADS` chooses them: `one`, `two`, `long`, `mixed`, `faults`, `kernel`; a number, for so
 //! many workloads of random operations; or the name of one workload, as a failure prints it.
 //! `OFFSHOOT_SHAPES=1k` chooses volumes by their names, separated by commas. With
 //! `OFFSHOOT_JUDGED_EVERY=100` the outside judges look at one state of 100.
@@ -9,6 +9,9 @@ use super::*;
 
 /// How many workloads are explored before their counts are printed.
 const BATCH: usize = 50;
+
+/// How many workloads that are mixed, each with the processors for itself.
+const MIXED: usize = 100;
 
 /// How many workloads the kernel does.
 const KERNELS: usize = 100;
@@ -64,6 +67,15 @@ fn run(judges: &XfsJudges, shape: XfsShape, plan: CrashPlan, every: usize, what:
         ("faults", ..) => {
             let all = numbers.iter().map(|number| generator.one(*number));
             report(inflict(&tested, all));
+        }
+        ("mixed", ..) => {
+            let tested = XfsUnderTest::near_the_end_of_the_log(judges, shape);
+            let plan = CrashPlan { exhaustive_limit: 2, samples_per_epoch: 3, ..plan };
+            for _ in 0..MIXED {
+                let count = 10 + index(&mut random, 150);
+                let workload = std::iter::once(mixed(random.number(), count, shape.has_sharing));
+                explore_and_tell(judges, (shape.name, &tested), plan, every, workload);
+            }
         }
         (_, Ok(count), _) => {
             let one = |_| {

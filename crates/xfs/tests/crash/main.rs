@@ -26,6 +26,7 @@ use std::sync::Arc;
 use offshoot_device::{CrashPlan, MemoryDevice};
 use offshoot_testkit::crash::explore::{ExplorationCounts, StateExplorer, StateJudge};
 use offshoot_testkit::crash::faults::{FaultCounts, Inflicter};
+use offshoot_testkit::crash::generate::mixed::mixed;
 use offshoot_testkit::crash::generate::{Generator, long};
 use offshoot_testkit::crash::{Workload, WorkloadOp, report};
 use offshoot_testkit::random::{Random, seed_of_run};
@@ -134,12 +135,16 @@ fn many_operations() {
     explore_and_tell(&judges, (shape.name, &tested), plan, 60, some.into_iter());
 }
 
+/// Structures that grow and shrink, in a log that goes around.
 #[test]
 fn a_log_that_goes_around() {
     let Some(judges) = judges::require() else { return };
-    let tested = XfsUnderTest::near_the_end_of_the_log(&judges, USUAL);
-    let workload = std::iter::once(long::rounds(14));
-    explore_and_tell(&judges, (USUAL.name, &tested), plan(seed_of_run()), 60, workload);
+    let mut random = Random::new(seed_of_run());
+    let shape = SHAPES[index(&mut random, SHAPES.len())];
+    let tested = XfsUnderTest::near_the_end_of_the_log(&judges, shape);
+    let plan = CrashPlan { exhaustive_limit: 1, samples_per_epoch: 1, ..plan(random.number()) };
+    let workload = std::iter::once(mixed(random.number(), 60, shape.has_sharing));
+    explore_and_tell(&judges, (shape.name, &tested), plan, 60, workload);
 }
 
 #[test]
