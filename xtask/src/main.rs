@@ -89,8 +89,8 @@ Tasks:
            Have the kernel take its turn on every volume in memory that a test leaves, not on one of 8
   campaign xfs-crash [--workloads one|two|long|mixed|faults|kernel|COUNT|NAME] [--shapes NAME,...]
            [--judged-every N] [--seed N]
-           Cut the power at every point of many workloads on volumes of XFS; the kernel judges one of
-           500 states, or of N
+           Cut the power at every point of many workloads on volumes of XFS; the kernel judges one
+           of 500 states, or of N
   campaign xfs-hostile [--cases N] [--seed N]
            Run every operation and every verb that reads on thousands of damaged volumes of XFS
   campaign xfs-large [--number N]

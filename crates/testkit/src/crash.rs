@@ -18,8 +18,8 @@
 //! - `fsync` makes durable the data, the attributes and the names of a file, or a directory and the
 //!   names in it. What else it makes durable is the engine's choice: nothing, the directories that
 //!   lead to the file, or all names and attributes.
-//! - An engine whose metadata is ordered ([`EngineManners`]) makes durable with an `fsync` what came
-//!   before the last change of the file. It leaves data that was not synced open.
+//! - If an engine's names and attributes are ordered ([`EngineManners`]), an `fsync` also makes
+//!   durable those that changed before the last change of its file.
 //! - The engine may commit at any time by itself (the dirty set is full, time passed, space is
 //!   short). Then the first operations, up to some moment, are durable. Of the data in memory, the
 //!   data that was written back is durable, and the size of the file reaches as far as that data.

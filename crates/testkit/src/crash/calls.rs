@@ -41,7 +41,7 @@ impl DirectoryCalls {
         Self { root, open: Vec::new(), next: 1 }
     }
 
-    /// The same calls below another directory, which shows the same files now. Open files are closed.
+    /// The same calls below another directory, which shows the same files now. Closes open files.
     #[must_use]
     pub fn moved_to(self, root: PathBuf) -> Self {
         Self { root, open: Vec::new(), next: self.next }

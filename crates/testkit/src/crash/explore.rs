@@ -159,8 +159,8 @@ impl StateExplorer<'_> {
     }
 }
 
-/// Opens a volume after a cut or a fault, changes it, ends it, by another cut if `is_cut_again`, and
-/// opens it again. Returns what it showed when it was opened first.
+/// Opens a volume after a cut or a fault, changes it, ends it (by another cut if `is_cut_again`),
+/// and opens it again. Returns what it showed when it was opened first.
 pub(super) fn enter(
     engine: &dyn TestedEngine,
     devices: &[Arc<MemoryDevice>],

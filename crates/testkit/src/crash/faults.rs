@@ -34,8 +34,8 @@ const KINDS: [(RequestKind, Fault); 6] = [
     (RequestKind::Reads, Fault::Garbage),
 ];
 
-/// Whether the engine can detect and mend this fault. What is written in place has no checksum or no
-/// older version, so the engine can only notice errors.
+/// Whether the engine can detect and mend this fault. What is written in place has no checksum or
+/// no older version, so the engine can only notice errors.
 fn can_bear(engine: &dyn TestedEngine, workload: &Workload, fault: Fault) -> bool {
     let is_in_place = engine.manners().is_overwriting || workload.writes_in_place();
     fault == Fault::Error || !is_in_place

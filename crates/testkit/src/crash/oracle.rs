@@ -25,19 +25,25 @@
 //!    is that of a moment, or a whole number of sectors between the sizes of two successive
 //!    moments: the engine writes and truncates long ranges in pieces, and the part that it writes
 //!    back first is durable first.
+//!    An engine that overwrites data may leave each sector of the device old or new. Zeros behind a
+//!    new end may be there before the new size is, and an operation that moves data leaves holes
+//!    meanwhile.
 //! 5. If no `fsync` can have begun since the last `sync` that returned, then all names and
 //!    attributes together are as of one moment, because only commits happened. An `fsync` may write
-//!    a log, which shows one file at a later moment than others.
+//!    a log, which shows one file at a later moment than others. If names and attributes are
+//!    ordered ([`EngineManners`]), they are always as of one moment: that of the last `sync`, or of
+//!    the last change of a synced file before its `fsync`, or a later one.
 //! 6. The settings of a subvolume are as of a moment since the last `sync`.
 //! 7. A file has at least the preallocated space that it had at one of the moments. Data written
 //!    into that space may still be in memory only.
 //! 8. A file that replaced another one by a rename holds, under that name, at least what it held
-//!    when it was renamed.
+//!    when it was renamed. An engine whose names are ordered does not promise that.
 //!
 //! A directory is identified independently of its path, so no rule says where a directory above a
 //! synced file is: another operation may have moved it, and its own promise covers that. Nor does
 //! an `fsync` of a subvolume promise its path, because the path is not stored inside the subvolume.
 
+mod data;
 mod index;
 #[cfg(test)]
 mod tests;
@@ -50,7 +56,7 @@ use offshoot_vfs::{FileFlags, FileType};
 
 use self::index::{FileMove, HistoryIndex};
 use super::manners::EngineManners;
-use super::picture::{Picture, PictureFile, PictureId, PictureName, SECTOR, hash_of_zeros};
+use super::picture::{Picture, PictureFile, PictureId, PictureName, SECTOR};
 
 /// Extended attributes by name.
 type PromisedXattrs = BTreeMap<Vec<u8>, Vec<u8>>;
@@ -483,56 +489,4 @@ fn are_whole<'a>(
 /// The attributes that an `fsync` of a file makes durable together.
 fn attributes(file: &PictureFile) -> (u32, FileFlags, (u32, u32), &PromisedXattrs) {
     (file.permissions, file.flags, file.rdev, &file.xattrs)
-}
-
-impl History {
-    /// Checks rule 4.
-    fn data(&self, found: &PictureFile, versions: &[&PictureFile]) -> Result<(), String> {
-        if found.kind != FileType::Regular {
-            return Ok(());
-        }
-        let unit = self.manners.data_unit();
-        let is_size = versions.iter().any(|version| version.size == found.size);
-        let is_between = |pair: &[&PictureFile]| {
-            let (from, to) = (pair[0].size.min(pair[1].size), pair[0].size.max(pair[1].size));
-            (from..=to).contains(&found.size) && found.size.is_multiple_of(unit)
-        };
-        if !is_size && !versions.windows(2).any(is_between) {
-            let sizes: Vec<_> = versions.iter().map(|version| version.size).collect();
-            return Err(format!("size {}, which may be {sizes:?}", found.size));
-        }
-        // Corrupt data is counted elsewhere. To report it as corrupt does not break a promise.
-        let Some(sectors) = &found.sectors else { return Ok(()) };
-        for number in 0..sectors.len() {
-            if !versions.iter().any(|version| self.has_sector(found, version, number)) {
-                return Err(format!("sector {number} of {} bytes is of no moment", found.size));
-            }
-        }
-        Ok(())
-    }
-
-    /// Whether a unit of the data that was found is as `version` has it.
-    fn has_sector(&self, found: &PictureFile, version: &PictureFile, number: usize) -> bool {
-        let unit = self.manners.data_unit();
-        let start = number as u64 * unit;
-        let end = found.size.min(start + unit);
-        let Some(theirs) = &version.sectors else { return false };
-        let sector = found.sectors.as_ref().and_then(|sectors| sectors.get(number));
-        let is_overwriting = self.manners.is_overwriting;
-        let is_reached = version.size >= end || is_overwriting && version.size > start;
-        // Zeros behind a new end may be there before the new size is, and what an operation moves
-        // leaves a hole in between.
-        let behind_end = version.size..version.size.next_multiple_of(SECTOR);
-        let may_be_zero = is_overwriting && (behind_end.contains(&start) || self.moves_data);
-        // The last sector may come from a longer file, up to the end that the file has now.
-        let part = usize::try_from(start).ok().zip(usize::try_from(end).ok());
-        let part = part.filter(|_| !end.is_multiple_of(unit)).map(|(start, end)| start..end);
-        let is_part = || {
-            let bytes = part.clone().and_then(|part| found.head.get(part));
-            let theirs = part.clone().and_then(|part| version.head.get(part));
-            bytes.is_some() && bytes == theirs
-        };
-        is_reached && (theirs.get(number) == sector || is_part())
-            || may_be_zero && sector == Some(&hash_of_zeros(unit))
-    }
 }

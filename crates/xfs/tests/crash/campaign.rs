@@ -1,9 +1,9 @@
 //! The workloads that are too many for a test run: `cargo xtask campaign xfs-crash`.
 //!
-//! The variable `OFFSHOOT_WORKLOADS` chooses them: `one`, `two`, `long`, `mixed`, `faults`, `kernel`; a number, for so
-//! many workloads of random operations; or the name of one workload, as a failure prints it.
-//! `OFFSHOOT_SHAPES=1k` chooses volumes by their names, separated by commas. With
-//! `OFFSHOOT_JUDGED_EVERY=100` the outside judges look at one state of 100.
+//! The variable `OFFSHOOT_WORKLOADS` chooses them: `one`, `two`, `long`, `mixed`, `faults`,
+//! `kernel`; a number, for so many workloads of random operations; or the name of one workload, as
+//! a failure prints it. `OFFSHOOT_SHAPES=1k` chooses volumes by their names, separated by commas.
+//! With `OFFSHOOT_JUDGED_EVERY=100` the outside judges look at one state of 100.
 
 use super::*;
 

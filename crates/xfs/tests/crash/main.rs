@@ -6,12 +6,12 @@
 //! |---|---|
 //! | `one_operation` | some workloads of one operation, on each shape of volume |
 //! | `many_operations` | random operations one after the other, some of them synced |
-//! | `a_log_that_goes_around` | changes that pass the end of the log |
+//! | `a_log_that_goes_around` | large structures that change, past the end of the log |
 //! | `a_full_volume` | a volume that is full, with what is done then |
 //! | `faults` | an error at every request of some workloads |
 //! | `kernel` | logs that the kernel left behind the same workloads |
 //! | `campaign` | as much as the caller asks for: `cargo xtask campaign xfs-crash` |
-//! | `sabotage` | engines and devices that are broken on purpose: the explorer must find each fault |
+//! | `sabotage` | devices that are broken on purpose: the explorer must find each fault |
 
 mod campaign;
 mod engine;
@@ -116,7 +116,7 @@ fn one_operation() {
     for shape in SHAPES {
         let numbers = ones(&generator, shape);
         let some: Vec<_> =
-            (0..6).map(|_| generator.one(numbers[index(&mut random, numbers.len())])).collect();
+            (0..4).map(|_| generator.one(numbers[index(&mut random, numbers.len())])).collect();
         let tested = XfsUnderTest::new(&judges, shape);
         let plan = plan(random.number());
         explore_and_tell(&judges, (shape.name, &tested), plan, 60, some.into_iter());
@@ -143,7 +143,7 @@ fn a_log_that_goes_around() {
     let shape = SHAPES[index(&mut random, SHAPES.len())];
     let tested = XfsUnderTest::near_the_end_of_the_log(&judges, shape);
     let plan = CrashPlan { exhaustive_limit: 1, samples_per_epoch: 1, ..plan(random.number()) };
-    let workload = std::iter::once(mixed(random.number(), 60, shape.has_sharing));
+    let workload = std::iter::once(mixed(random.number(), 40, shape.has_sharing));
     explore_and_tell(&judges, (shape.name, &tested), plan, 60, workload);
 }
 

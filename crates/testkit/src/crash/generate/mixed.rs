@@ -121,7 +121,7 @@ impl MixedTree {
         open.into_iter().chain([WorkloadOp::Unlink(path)]).collect()
     }
 
-    /// Makes a directory, or removes all files of one and then the directory.
+    /// Makes a directory. When there are enough, removes names from the first one.
     fn directory(&mut self) -> Vec<WorkloadOp> {
         self.made += 1;
         if self.dirs.len() < 4 {
