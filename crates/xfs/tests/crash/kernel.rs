@@ -74,7 +74,7 @@ fn judge_workload(
 ) -> Result<usize, String> {
     let (log, promised) = record(judges, served, empty, workload);
     let is_tearable = |offset, bytes: &[u8]| engine.bears_torn(offset, bytes);
-    let mut judged = 0;
+    let mut states = 0;
     for state in log.states_torn_where(&plan, &is_tearable) {
         let state = state.map_err(|error| error.to_string())?;
         if !state.marks().iter().any(|mark| **mark == *END) {
@@ -85,7 +85,7 @@ fn judge_workload(
         };
         let copy = || Arc::new(state.devices[0].snapshot());
         engine.check(vec![copy()]).map_err(|error| of(&error))?;
-        if judged == 0 {
+        if states == 0 {
             OutsideXfsJudges::new(judges).judge(&[copy()]).map_err(|problem| of(&problem))?;
         }
         let opened = engine.open_writable(vec![copy()]).map_err(|error| of(&error))?;
@@ -94,9 +94,9 @@ fn judge_workload(
         if !broken.is_empty() {
             return Err(of(&broken.join("\n  ")));
         }
-        judged += 1;
+        states += 1;
     }
-    Ok(judged)
+    Ok(states)
 }
 
 /// Has the kernel do `count` workloads of each shape.
@@ -112,7 +112,7 @@ pub(crate) fn run(shapes: &[XfsShape], count: usize, plan: CrashPlan) {
         let twos = std::iter::repeat_with(|| generator.two(index(&mut random, generator.twos())));
         for workload in twos.filter(|workload| can_be_judged(workload, *shape)).take(count) {
             match judge_workload(&judges, &served, (&empty, &engine), &workload, plan) {
-                Ok(judged) => states += judged,
+                Ok(count) => states += count,
                 Err(problem) => broken.push(format!("{}: {problem}", shape.name)),
             }
         }

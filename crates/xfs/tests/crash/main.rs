@@ -176,6 +176,6 @@ fn faults() {
     let some: Vec<_> =
         (0..2).map(|_| generator.one(numbers[index(&mut random, numbers.len())])).collect();
     let counts = inflict(&XfsUnderTest::new(&judges, USUAL), some.into_iter());
-    report(&counts);
+    report(counts);
     assert!(counts.faults > 0, "there were no requests");
 }
