@@ -193,15 +193,15 @@ impl KnownFiles {
         Ok(node)
     }
 
-    /// Marks `file`, which is about to lose a name, as held. Returns whether the caller has to open
-    /// it so that it stays usable. A caller that fails to open it calls [`KnownFiles::not_held`].
-    pub(crate) fn hold(&self, file: FileId) -> bool {
-        self.with(file, |node| !std::mem::replace(&mut node.is_held, true)).unwrap_or(false)
+    /// Whether the kernel knows `file`, and nobody has marked it as held.
+    pub(crate) fn may_be_held(&self, file: FileId) -> bool {
+        self.with(file, |node| !node.is_held).unwrap_or(false)
     }
 
-    /// Undoes [`KnownFiles::hold`], because the caller could not open `file`.
-    pub(crate) fn not_held(&self, file: FileId) {
-        self.with(file, |node| node.is_held = false);
+    /// Marks `file`, which is about to lose a name, as held by the opening of the caller. Returns
+    /// false if the caller is to release it: it is held already, or the kernel does not know it.
+    pub(crate) fn hold(&self, file: FileId) -> bool {
+        self.with(file, |node| !std::mem::replace(&mut node.is_held, true)).unwrap_or(false)
     }
 
     /// Whether `file` surely has no extended attribute with capabilities.
@@ -320,16 +320,15 @@ mod tests {
         let nodes = KnownFiles::new(ROOT, NUMBERS);
         let file = file(5, 300);
         assert!(!nodes.hold(file), "the kernel does not know it");
+        assert!(!nodes.may_be_held(file));
         let node = nodes.told(file).expect("its own number");
         assert_eq!([nodes.told(file).ok(), nodes.told(file).ok()], [Some(node); 2]);
-        assert!(nodes.hold(file));
-        assert!(!nodes.hold(file), "it is held already");
+        assert!(nodes.may_be_held(file) && nodes.hold(file));
+        assert!(!nodes.may_be_held(file) && !nodes.hold(file), "it is held already");
         assert_eq!(nodes.forget(node, 2), None);
         assert_eq!(nodes.forget(node, 1), Some(file));
         assert_eq!(nodes.forget(node, 1), None, "once");
         nodes.told(file).expect("its own number");
-        assert!(nodes.hold(file));
-        nodes.not_held(file);
         assert!(nodes.hold(file));
         assert_eq!(nodes.forget_all(), [file]);
         assert_eq!(nodes.forget_all(), []);

@@ -225,6 +225,15 @@ impl MountControl {
     pub fn sync(&self) -> Result<()> {
         self.pool.dispatcher.sync()
     }
+
+    /// Makes all changes so far durable, and ends all writing, as an unmount does. Programs that
+    /// still use files get `EIO` or `EROFS`.
+    ///
+    /// # Errors
+    /// Those of the filesystem.
+    pub fn end(&self) -> Result<()> {
+        self.pool.dispatcher.end()
+    }
 }
 
 impl Pool {

@@ -250,18 +250,18 @@ fn wait_for_end(signals: &SigSet) {
 
 /// Waits for signals, and ends the mount when they come.
 fn wait_for_signals(signals: &SigSet, control: &MountControl, helper: &Helper, log: &Log) {
-    let sync = || {
-        if let Err(error) = control.sync() {
+    let tell = |stored: Result<(), Error>| {
+        if let Err(error) = stored {
             log.line(&format_args!("not everything that was done is stored: {error}"));
         }
     };
     wait_for_end(signals);
-    sync();
+    tell(control.sync());
     if let Err(error) = helper.unmount(Unmount::Lazily) {
         log.line(&error);
     }
     wait_for_end(signals);
-    sync();
+    tell(control.end());
     log.line(&"ended by a second signal while files were in use");
     std::process::exit(1);
 }

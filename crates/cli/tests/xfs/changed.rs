@@ -157,3 +157,16 @@ fn a_full_volume_is_an_error_and_stays_whole() {
     few.does("mkdir v.img:/new");
     disk.assert_checks();
 }
+
+/// Where files cannot share blocks, a copy inside the volume copies.
+#[test]
+fn files_are_copied_where_none_can_share_blocks() {
+    let Some(judges) = judges::require() else { return };
+    let few = FewFiles::new(&judges);
+    few.does("mkfs --format xfs --size 300M -O ^reflink w.img");
+    few.does("cp v.img:/text w.img:/text");
+    few.does("cp w.img:/text w.img:/copy");
+    assert_eq!(few.does("cat w.img:/copy"), few.does("cat v.img:/text"));
+    let said = few.fails("cp --reflink=always w.img:/text w.img:/shared", 1);
+    assert!(said.contains("sharing blocks"), "{said}");
+}

@@ -244,14 +244,12 @@ impl RequestContext<'_> {
 
     /// Keeps `file`, which is about to lose a name, usable until the kernel forgets it.
     fn hold(&self, file: FileId) -> Result<()> {
-        if !self.to.nodes.hold(file) {
+        if !self.to.nodes.may_be_held(file) {
             return Ok(());
         }
-        let opened = self.fs().open(file);
-        if opened.is_err() {
-            self.to.nodes.not_held(file);
-        }
-        opened
+        // Who finds it held relies on the opening, so that comes first.
+        self.fs().open(file)?;
+        if self.to.nodes.hold(file) { Ok(()) } else { self.fs().release(file) }
     }
 
     /// The node and the attributes of `file`, of which the kernel is told.

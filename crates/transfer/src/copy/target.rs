@@ -446,8 +446,10 @@ fn share_data(
             into.count_bytes(usize::try_from(size).unwrap_or(usize::MAX));
             Ok(Some(size))
         }
-        // One of them has no checksums.
-        Err(Error::Posix { errno: Errno::INVAL, .. }) if into.reflink == ReflinkMode::Auto => {
+        // One of them has no checksums, or the volume has no shared blocks.
+        Err(Error::Posix { errno: Errno::INVAL | Errno::OPNOTSUPP, .. })
+            if into.reflink == ReflinkMode::Auto =>
+        {
             Ok(None)
         }
         Err(error) => Err(not_shared(error)),
