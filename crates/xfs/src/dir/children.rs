@@ -99,18 +99,17 @@ impl DirectoryChildren {
     /// The table of a directory as it is now, or was after the last commit before this call.
     fn table_of(&self, directory: &XfsDirectory<'_>) -> Result<KeptTable> {
         let ino = directory.ino;
-        let state = state_of(directory)?;
-        let kept = || self.cache.get(&ino).filter(|kept| kept.0 == state);
-        if let Some(kept) = kept() {
+        let kept = |state| self.cache.get(&ino).filter(|kept| kept.0 == state);
+        if let Some(kept) = kept(state_of(directory)?) {
             return Ok(kept);
         }
         let maker = self.makers.get(usize::try_from(ino.0).unwrap_or(0) % MAKERS);
         let _making = maker.map(Mutex::lock);
-        // Another thread may have made it meanwhile.
-        if let Some(kept) = kept() {
+        // Another thread may have made it meanwhile, of a directory that has changed meanwhile.
+        let state = state_of(directory)?;
+        if let Some(kept) = kept(state) {
             return Ok(kept);
         }
-        let state = state_of(directory)?;
         let newest = (state, table(directory, self.most)?);
         self.cache.insert(ino, newest.clone());
         Ok(newest)

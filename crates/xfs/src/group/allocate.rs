@@ -47,8 +47,11 @@ pub(crate) enum KeptBlocks {
     All,
     /// Those for the reverse map: it is for one of the other trees that they are held back for.
     OfReverseMap,
-    /// None: the transaction ends with more free blocks than it began with, and no group has
-    /// others.
+    /// Those that other chains may still need: the transaction ends with more free blocks than it
+    /// began with, and no group has others; or a tree grows for which they are held back.
+    OfChains,
+    /// None: a tree grows in the middle of a chain, and would end all writing otherwise. Claims are
+    /// worst cases, so others hardly miss the block.
     None,
 }
 

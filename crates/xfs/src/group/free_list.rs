@@ -75,6 +75,7 @@ fn fill(t: &mut XfsTransaction<'_>, ag: AgNumber, count: u32) -> Result<bool> {
     for block in extent.start.0..extent.end() {
         give(t, ag, AgBlock(block))?;
     }
+    t.use_tree_room(ag, extent.count.into());
     Ok(true)
 }
 

@@ -132,7 +132,8 @@ pub(super) fn kept(t: &XfsTransaction<'_>, agf: &Agf, ag: AgNumber, which: KeptB
     let geometry = t.geometry();
     let reverse = of_reverse_map(geometry, agf, ag);
     match which {
-        KeptBlocks::None => t.room_of_others(ag),
+        KeptBlocks::None => 0,
+        KeptBlocks::OfChains => t.room_of_others(ag),
         KeptBlocks::OfReverseMap => reverse.rest().max(t.room_of_others(ag)),
         KeptBlocks::All => {
             // A reverse map may be larger than what is held back for it, when many blocks are

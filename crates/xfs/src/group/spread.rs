@@ -105,7 +105,7 @@ impl GroupSearch {
         if t.may_take_held_back() {
             let groups = by_free_blocks(t, groups)?;
             for wish in wishes {
-                let wish = ExtentWish { left: 0, kept: KeptBlocks::None, ..*wish };
+                let wish = ExtentWish { left: 0, kept: KeptBlocks::OfChains, ..*wish };
                 if self.look_in(t, &groups, near, &wish)? {
                     return Ok(());
                 }

@@ -186,8 +186,15 @@ impl XfsTreeBlocks for GroupTree<'_, '_> {
             // A group that was filled when nothing was held back yet. A tree for which blocks are
             // held back grows in the middle of a chain, where a failure would end all writing.
             if found.is_none() && (is_kept_for_it || self.t.may_take_held_back()) {
+                let wish = ExtentWish { kept: KeptBlocks::OfChains, ..wish };
+                found = allocate(self.t, ag, &wish)?;
+            }
+            if found.is_none() && is_kept_for_it {
                 let wish = ExtentWish { kept: KeptBlocks::None, ..wish };
                 found = allocate(self.t, ag, &wish)?;
+            }
+            if found.is_some() && is_kept_for_it {
+                self.t.use_tree_room(ag, 1);
             }
             found.ok_or_else(|| free_list::no_space(ag))?.start
         };

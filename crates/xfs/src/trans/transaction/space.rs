@@ -129,6 +129,19 @@ impl<'e> XfsTransaction<'e> {
         is_there
     }
 
+    /// Says that trees of a group took blocks. They are free no longer, so the chain of this
+    /// transaction may need so many fewer:
+    ///
+    /// ```text
+    /// 100 free, ten claims of 10     one takes 2     98 free, claims of 98
+    /// ```
+    pub(crate) fn use_tree_room(&mut self, ag: AgNumber, blocks: u64) {
+        let Some(own) = self.tree_rooms.get_mut(&ag) else { return };
+        let used = blocks.min(*own);
+        *own -= used;
+        self.engine.counters.tree_rooms().release(ag, used);
+    }
+
     /// The blocks of a group that other chains may still need for its trees.
     pub(crate) fn room_of_others(&self, ag: AgNumber) -> u64 {
         let own = self.tree_rooms.get(&ag).copied().unwrap_or(0);
