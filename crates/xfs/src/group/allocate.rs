@@ -290,26 +290,36 @@ pub(super) fn record(extent: AgExtent) -> XfsFreeExtent {
 }
 
 /// The free extent to take from, and the part of it to take. Waits for discards, if only these are
-/// in the way.
-fn find(
-    t: &mut XfsTransaction<'_>,
+/// in the way: a search that would find nothing behind them either does not wait with the AGF.
+fn find<'e>(
+    t: &mut XfsTransaction<'e>,
     ag: AgNumber,
     wish: &ExtentWish,
 ) -> Result<Option<(AgExtent, AgExtent)>> {
-    let found = find_now(t, ag, wish)?;
-    if found.is_none() && t.wait_for_discards(ag) {
-        return find_now(t, ag, wish);
+    let busy_for = |t: &XfsTransaction<'e>| {
+        if wish.may_be_busy { t.being_discarded(ag) } else { t.busy(ag) }
+    };
+    let busy = busy_for(t);
+    if let Some(found) = find_beside(t, ag, wish, &busy)? {
+        return Ok(Some(found));
     }
-    Ok(found)
+    let behind = busy_for(t).without_discards();
+    if !t.has_discards(ag) || find_beside(t, ag, wish, &behind)?.is_none() {
+        return Ok(None);
+    }
+    t.wait_for_discards(ag);
+    let busy = busy_for(t);
+    find_beside(t, ag, wish, &busy)
 }
 
-fn find_now(
+/// The same beside busy blocks.
+fn find_beside(
     t: &mut XfsTransaction<'_>,
     ag: AgNumber,
     wish: &ExtentWish,
+    busy: &BusyBlocks<'_>,
 ) -> Result<Option<(AgExtent, AgExtent)>> {
-    let busy = if wish.may_be_busy { t.being_discarded(ag) } else { t.busy(ag) };
-    let mut best = BestExtent { wish, busy: &busy, found: None };
+    let mut best = BestExtent { wish, busy, found: None };
     if let Some(near) = wish.near {
         tree::edit(t, ag, XfsTree::FreeByBlock, |tree| look_near(tree, near, &mut best))?;
         if wish.is_exact || best.is_enough() {

@@ -38,19 +38,23 @@ impl DiscardedExtents {
         found.take_while(|found| found.end() > extent.start.0).collect()
     }
 
-    /// Waits until none of a group is being discarded. Returns whether one was.
-    pub(super) fn wait(&self, ag: AgNumber) -> bool {
+    /// Whether something of a group is being discarded.
+    pub(super) fn has_any(&self, ag: AgNumber) -> bool {
+        has_any(&self.extents.lock(), ag)
+    }
+
+    /// Waits until nothing of a group is being discarded.
+    pub(super) fn wait(&self, ag: AgNumber) {
         let mut all = self.extents.lock();
-        let has_any = |all: &BTreeSet<(AgNumber, AgExtent)>| {
-            let from = (ag, AgExtent::new(0, 0));
-            all.range(from..).next().is_some_and(|(group, _)| *group == ag)
-        };
-        let waits = has_any(&all);
-        while has_any(&all) {
+        while has_any(&all, ag) {
             self.ended.wait(&mut all);
         }
-        waits
     }
+}
+
+fn has_any(all: &BTreeSet<(AgNumber, AgExtent)>, ag: AgNumber) -> bool {
+    let from = (ag, AgExtent::new(0, 0));
+    all.range(from..).next().is_some_and(|(group, _)| *group == ag)
 }
 
 /// Extents that no transaction takes until this is dropped.
@@ -97,9 +101,9 @@ mod tests {
         assert_eq!(starts(14, 7), [20, 10]);
         assert_eq!(starts(15, 5), [0; 0]);
         assert_eq!(table.overlapping(AgNumber(0), all[0]), []);
-        assert!(!table.wait(AgNumber(2)));
+        assert!(table.has_any(ag) && !table.has_any(AgNumber(2)));
         drop(guard);
         assert_eq!(starts(0, 100), [0; 0]);
-        assert!(!table.wait(ag));
+        assert!(!table.has_any(ag));
     }
 }

@@ -24,12 +24,22 @@ pub(crate) struct BusyBlocks<'e> {
     discarded: &'e DiscardedExtents,
     /// Whether only what is being discarded counts.
     are_others_free: bool,
+    /// Whether what is being discarded does not count.
+    are_discards_free: bool,
 }
 
 impl BusyBlocks<'_> {
+    /// The same without what is being discarded.
+    pub(crate) fn without_discards(self) -> Self {
+        Self { are_discards_free: true, ..self }
+    }
+
     /// Those of an extent, ascending. They may overlap.
     pub(crate) fn in_extent(&self, extent: AgExtent) -> Vec<AgExtent> {
-        let mut busy = self.discarded.overlapping(self.ag, extent);
+        let mut busy = Vec::new();
+        if !self.are_discards_free {
+            busy = self.discarded.overlapping(self.ag, extent);
+        }
         if self.are_others_free {
             busy.sort_unstable();
             return busy;
@@ -185,6 +195,7 @@ impl<'e> XfsTransaction<'e> {
             own: own.map(|(_, extent)| *extent).collect(),
             discarded: &self.engine.discarded,
             are_others_free: false,
+            are_discards_free: false,
         }
     }
 
@@ -193,9 +204,14 @@ impl<'e> XfsTransaction<'e> {
         BusyBlocks { are_others_free: true, ..self.busy(ag) }
     }
 
-    /// Waits until no blocks of a group are being discarded. Returns whether some were.
-    pub(crate) fn wait_for_discards(&self, ag: AgNumber) -> bool {
-        self.engine.discarded.wait(ag)
+    /// Whether blocks of a group are being discarded.
+    pub(crate) fn has_discards(&self, ag: AgNumber) -> bool {
+        self.engine.discarded.has_any(ag)
+    }
+
+    /// Waits until no blocks of a group are being discarded.
+    pub(crate) fn wait_for_discards(&self, ag: AgNumber) {
+        self.engine.discarded.wait(ag);
     }
 
     /// Keeps free extents of a group from all transactions, for a discard. This one has the AGF.
