@@ -72,6 +72,7 @@ pub use inode::Rooms;
 pub use log::{LogTree, LostLog};
 pub use mkfs::{MkfsFeatures, MkfsOptions, mkfs};
 // Programs have no use for this: only the feature `measure` has methods that change it.
+pub use offshoot_kit::counter::Counter;
 #[doc(hidden)]
 pub use options::Mechanisms;
 pub use options::{Compress, EngineOptions, NewFiles};
@@ -80,7 +81,7 @@ pub use scrub::{
     ScrubCounts, ScrubEvent, ScrubFinding, ScrubOptions, ScrubOutcome, ScrubOwner, ScrubWatch,
 };
 pub use space::{BUCKETS, FlushCount, FlushState, Histogram, KindStats, SpaceKind, SpaceStats};
-pub use stats::{Counter, Stats};
+pub use stats::Stats;
 pub use storage::Member;
 pub use subvolume::{SubvolumeInfo, Subvolumes};
 pub use transaction::Base;

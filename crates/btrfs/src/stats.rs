@@ -6,6 +6,8 @@
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
+use offshoot_kit::counter::Counter;
+
 use crate::shared::Padded;
 
 /// The number of shards of the counters: about the number of threads that count at once.
@@ -45,17 +47,6 @@ impl EngineCounters {
             wait()
         })
     }
-}
-
-/// A counter of [`Stats`], for display.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Counter {
-    /// The name of the field.
-    pub name: &'static str,
-    /// What it counts, in a sentence.
-    pub about: &'static str,
-    /// Its value.
-    pub value: u64,
 }
 
 macro_rules! counters {

@@ -48,7 +48,7 @@ pub(crate) use subvolume::{
 
 use crate::live::ServedVolume;
 use crate::mount::is_called_by_mount;
-use crate::verbs::btrfs::bench::{BENCH_HELP, BenchVerb};
+use crate::verbs::bench::{BENCH_HELP, BenchVerb};
 use crate::verbs::btrfs::storing::StoringArguments;
 use crate::verbs::mkfs::{MKFS_HELP, MkfsArguments};
 

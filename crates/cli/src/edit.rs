@@ -194,15 +194,9 @@ impl<'a> Volumes<'a> {
             is_stored &= sync(&opened.fs, &opened.volume, opened.id.is_none(), failures);
             if self.arguments.stats {
                 let volume = Escaped(opened.volume.as_os_str().as_bytes());
-                match opened.fs.statistics() {
-                    Some(statistics) => {
-                        self.console.note(&format_args!("what the engine did to {volume}"));
-                        statistics.to_string().lines().for_each(|line| self.console.detail(&line));
-                    }
-                    None => self.console.note(&format_args!(
-                        "what the engine did to {volume} is not counted: that is for btrfs alone"
-                    )),
-                }
+                self.console.note(&format_args!("what the engine did to {volume}"));
+                let statistics = opened.fs.statistics().to_string();
+                statistics.lines().for_each(|line| self.console.detail(&line));
             }
         }
         is_stored

@@ -1,6 +1,7 @@
 //! The implementation of each verb.
 
 mod below;
+pub(crate) mod bench;
 pub(crate) mod btrfs;
 mod cat;
 mod chattr;
@@ -33,6 +34,7 @@ mod rescue;
 mod rm;
 mod rmdir;
 mod stat;
+pub(crate) mod statistics;
 mod stats;
 mod sync;
 mod touch;
@@ -103,7 +105,7 @@ fn run(verb: &Verb, out: &mut dyn Write, console: &Arc<Console>) -> Result {
         Verb::Subvolume(verb) => btrfs::subvolume::run(verb, out, console),
         Verb::Dump(verb) => dump::run(verb, out, console),
         Verb::Rescue(verb) => rescue::run(verb, out, console),
-        Verb::Bench(verb) => btrfs::bench::run(verb, out, console),
+        Verb::Bench(verb) => bench::run(verb, out, console),
         Verb::Completions(arguments) => completions::run(arguments, out),
         Verb::Man(arguments) => man::run(arguments),
     }

@@ -11,6 +11,58 @@ use std::sync::{Arc, OnceLock};
 
 use offshoot_vfs::{Code, Corrupt, Error};
 
+/// A number that an engine counts, for display.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Counter {
+    /// Its name.
+    pub name: &'static str,
+    /// What it counts, in a sentence.
+    pub about: &'static str,
+    /// Its value.
+    pub value: u64,
+}
+
+/// A struct of numbers, whose fields are public in the crate, and one of the atomic counters behind
+/// them. `list` of the first gives each as a [`Counter`] whose name begins with the prefix.
+#[macro_export]
+macro_rules! statistics {
+    (
+        $(#[doc = $what:literal])+
+        $values:ident, $counters:ident, $prefix:literal:
+        $($(#[doc = $about:literal])+ $name:ident,)+
+    ) => {
+        $(#[doc = $what])+
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub(crate) struct $values {
+            $($(#[doc = $about])+ pub(crate) $name: u64,)+
+        }
+
+        impl $values {
+            /// All of them, in the order of their declaration.
+            pub(crate) fn list(&self) -> Vec<$crate::counter::Counter> {
+                vec![$($crate::counter::Counter {
+                    name: concat!($prefix, stringify!($name)),
+                    about: concat!($($about),+).trim_ascii(),
+                    value: self.$name,
+                },)+]
+            }
+        }
+
+        #[doc = concat!("The counters behind [`", stringify!($values), "`].")]
+        #[derive(Debug, Default)]
+        pub(crate) struct $counters {
+            $(pub(crate) $name: std::sync::atomic::AtomicU64,)+
+        }
+
+        impl $counters {
+            /// What they have counted up to now.
+            pub(crate) fn get(&self) -> $values {
+                $values { $($name: self.$name.load(std::sync::atomic::Ordering::Relaxed),)+ }
+            }
+        }
+    };
+}
+
 /// What a [`WriteStop`] calls once, with the cause, when writing ends.
 pub type OnStop = Box<dyn Fn(&str) + Send + Sync>;
 

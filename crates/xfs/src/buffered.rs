@@ -84,6 +84,7 @@ use std::time::Duration;
 use offshoot_kit::counter::{NonNegativeCounter, WriteStop};
 use offshoot_kit::read_ahead::ReadAhead;
 use offshoot_kit::shards::{SHARDS, shard_of};
+use offshoot_kit::statistics;
 use offshoot_kit::sync::Mutex;
 use offshoot_vfs::Result;
 use offshoot_xfs_format::Ino;
@@ -110,29 +111,9 @@ pub(crate) struct BufferLimits {
     pub(crate) age: Duration,
 }
 
-macro_rules! statistics {
-    ($($(#[doc = $doc:literal])+ $name:ident,)+) => {
-        /// What the buffers of a volume did since it was opened.
-        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-        pub(crate) struct BufferedStatistics {
-            $($(#[doc = $doc])+ pub(crate) $name: u64,)+
-        }
-
-        /// The counters behind [`BufferedStatistics`].
-        #[derive(Debug, Default)]
-        struct BufferedCounters {
-            $($name: AtomicU64,)+
-        }
-
-        impl BufferedCounters {
-            fn get(&self) -> BufferedStatistics {
-                BufferedStatistics { $($name: self.$name.load(Relaxed),)+ }
-            }
-        }
-    };
-}
-
 statistics! {
+    /// What the buffers of a volume did since it was opened.
+    BufferedStatistics, BufferedCounters, "data_":
     /// Blocks that writes have promised themselves.
     promised_blocks,
     /// Rows of blocks that were written back.
@@ -224,7 +205,6 @@ impl BufferedFiles {
         self.bytes.get()
     }
 
-    #[cfg_attr(not(test), expect(dead_code, reason = "the counters are not shown yet"))]
     pub(crate) fn statistics(&self) -> BufferedStatistics {
         self.counters.get()
     }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::thread;
 
 use offshoot_device::BlockDevice;
+use offshoot_kit::counter::Counter;
 use offshoot_kit::read_ahead::ReadAhead;
 use offshoot_vfs::{
     Attr, DirEntry, Errno, Error, FileFlags, FileId, FileSystem, FileSystemMut, Parent,
@@ -166,6 +167,12 @@ impl XfsVolume {
     #[must_use]
     pub fn features(&self) -> Vec<&'static str> {
         self.volume.superblock.fields.feature_names().collect()
+    }
+
+    /// What the engine did since the volume was opened for writing; nothing of one that is read.
+    #[must_use]
+    pub fn counters(&self) -> Vec<Counter> {
+        self.live.as_ref().map(|live| live.counters()).unwrap_or_default()
     }
 
     fn geometry(&self) -> &XfsGeometry {

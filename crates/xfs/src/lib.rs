@@ -66,6 +66,7 @@ mod volume;
 pub use check::{XfsCheckResult, XfsFinding, XfsFindingCode, XfsFindingPlace, check_xfs};
 pub use filesystem::XfsVolume;
 pub use mkfs::{XfsMkfsFeatures, XfsMkfsOptions, XfsStripe, mkfs_xfs};
+pub use offshoot_kit::counter::Counter;
 pub use options::XfsOptions;
 pub use recover::XfsRecovery;
 pub use report::{XFS_EVENT_TARGETS, XfsPending, XfsReport, XfsReporter};

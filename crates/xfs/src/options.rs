@@ -20,6 +20,10 @@ pub struct XfsOptions {
     /// The bytes of files that may be in memory and not on the device, when the volume is open for
     /// writing. Half of them are written back in the background.
     pub dirty_bytes: u64,
+    /// The sizes of the vectors into which commits format what changed are rounded up to multiples
+    /// of this, so that a buffer that changes more with each commit gets few of them. 128, the size
+    /// of a chunk, rounds nothing.
+    pub shadow_round_bytes: usize,
     /// How long a change may stay in memory, when the volume is open for writing: a thread makes
     /// changes durable so often, and brings everything home when there were none. `None` for no
     /// such thread: changes are durable when they are synced, and when the log needs their room.
@@ -36,6 +40,7 @@ impl Default for XfsOptions {
             cache_bytes: 64 << 20,
             replay_bytes: 1 << 30,
             dirty_bytes: 64 << 20,
+            shadow_round_bytes: 512,
             sync_interval: Some(Duration::from_secs(30)),
             reporter: None,
         }

@@ -12,6 +12,7 @@ use offshoot_xfs::XfsVolume;
 use super::{only_in_btrfs, subvolume_of};
 use crate::exit::Result;
 use crate::verbs::btrfs::statistics::Statistics;
+use crate::verbs::statistics::{EngineStatistics, XfsCounters};
 
 /// A tree of files of an open volume. Verbs for every format use it through the traits of `vfs`.
 #[derive(Clone)]
@@ -78,11 +79,11 @@ impl OpenTree {
         }
     }
 
-    /// What the engine counted since the volume was opened, if it counts.
-    pub(crate) fn statistics(&self) -> Option<Statistics> {
+    /// What the engine counted since the volume was opened.
+    pub(crate) fn statistics(&self) -> EngineStatistics {
         match self {
-            Self::Btrfs(files) => Some(Statistics::of(files.volume())),
-            Self::Xfs(_) => None,
+            Self::Btrfs(files) => EngineStatistics::Btrfs(Box::new(Statistics::of(files.volume()))),
+            Self::Xfs(tree) => EngineStatistics::Xfs(XfsCounters::of(&tree.volume)),
         }
     }
 

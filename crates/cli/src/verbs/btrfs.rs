@@ -1,6 +1,5 @@
 //! The verbs for what only btrfs has: its structures, subvolumes, mirrors and counters.
 
-pub(crate) mod bench;
 pub(super) mod dump;
 pub(super) mod in_force;
 pub(super) mod info;

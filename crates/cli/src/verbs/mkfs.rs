@@ -20,8 +20,9 @@ use crate::edit::host_id;
 use crate::exit::{Result, VerbFailure};
 use crate::output::{human_size, write_line};
 use crate::verbs::{btrfs, xfs};
-use arguments::NewVolumeFormat;
-pub(crate) use arguments::{MKFS_HELP, MkfsArguments, XfsMkfsArguments, parse_node_size};
+pub(crate) use arguments::{
+    MKFS_HELP, MkfsArguments, NewVolumeFormat, XfsMkfsArguments, parse_node_size,
+};
 
 /// The new volume.
 #[derive(Serialize)]

@@ -45,11 +45,13 @@ pub(crate) fn open_live(
 ) -> Result<Arc<XfsLive>> {
     let reporter = options.reporter.as_ref();
     let age = options.sync_interval.unwrap_or(USUAL_AGE);
+    let shadow_rounding = options.shadow_round_bytes;
+    let log_options = XfsLogOptions { shadow_rounding, ..XfsLogOptions::default() };
     let limits = BufferLimits { bytes: options.dirty_bytes, age };
     let stop = WriteStop::new(Some(telling(reporter.cloned())));
     let (buffers, superblock) = (opened.buffers.clone(), &opened.superblock);
     let disk = LogDisk::new(buffers.device(), superblock)?;
-    let log = XfsLog::start(disk, &log.ends, &[], &stop, &XfsLogOptions::default())?;
+    let log = XfsLog::start(disk, &log.ends, &[], &stop, &log_options)?;
     let transactions = group::begin_transactions(buffers, log, superblock, &stop)?;
     let ids = IntentIds::default();
     let freed = free_unlinked_lists(&transactions, &ids)?;

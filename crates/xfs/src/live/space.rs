@@ -7,6 +7,7 @@ use std::io::ErrorKind;
 use std::iter;
 use std::ops::Range;
 
+use offshoot_kit::counter::Counter;
 use offshoot_vfs::{Code, Errno, Error, Result, Trimmed};
 use offshoot_xfs_format::superblock::{CRC, XfsSuperblock, XfsSuperblockFields};
 use offshoot_xfs_format::{AgBlock, AgNumber, csum};
@@ -25,6 +26,12 @@ impl XfsLive {
     /// The free blocks that files may have.
     pub(crate) fn free_blocks(&self) -> u64 {
         self.transactions.counters().free_for_files()
+    }
+
+    /// What the log and the buffers of files did.
+    pub(crate) fn counters(&self) -> Vec<Counter> {
+        let log = self.transactions.log().statistics().list();
+        [log, self.buffered.statistics().list()].concat()
     }
 
     /// What is durable: another text after each change that was made durable.

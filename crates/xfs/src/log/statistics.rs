@@ -2,29 +2,11 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-macro_rules! statistics {
-    ($($(#[doc = $doc:literal])+ $name:ident,)+) => {
-        /// What a log did since it was opened.
-        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-        pub(crate) struct LogStatistics {
-            $($(#[doc = $doc])+ pub(crate) $name: u64,)+
-        }
-
-        /// The counters behind [`LogStatistics`].
-        #[derive(Debug, Default)]
-        pub(super) struct LogCounters {
-            $(pub(super) $name: AtomicU64,)+
-        }
-
-        impl LogCounters {
-            pub(super) fn get(&self) -> LogStatistics {
-                LogStatistics { $($name: self.$name.load(Relaxed),)+ }
-            }
-        }
-    };
-}
+use offshoot_kit::statistics;
 
 statistics! {
+    /// What a log did since it was opened.
+    LogStatistics, LogCounters, "log_":
     /// Vectors that were allocated: the only memory that commits take for each item.
     shadow_allocations,
     /// Their bytes.

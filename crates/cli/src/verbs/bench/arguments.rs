@@ -7,9 +7,10 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 use offshoot_btrfs::EngineOptions;
+use offshoot_xfs::XfsOptions;
 
 use crate::args::parse_size;
-use crate::verbs::mkfs::parse_node_size;
+use crate::verbs::mkfs::{NewVolumeFormat, parse_node_size};
 #[cfg(feature = "measure")]
 use mechanisms::MechanismArguments;
 
@@ -56,6 +57,16 @@ pub(crate) struct BenchVolume {
     /// Where the volume is made: an image, which need not be there, or a block device
     #[arg(value_name = "IMAGE")]
     pub(crate) image: PathBuf,
+    /// The format of the volume
+    #[arg(long, value_name = "FORMAT", default_value = "btrfs")]
+    pub(crate) format: NewVolumeFormat,
+    /// The size of the log of an XFS volume; otherwise as large as mkfs makes it
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub(crate) log_size: Option<u64>,
+    /// What the sizes of formatted items of XFS are rounded up to; 128 rounds nothing
+    #[cfg(feature = "measure")]
+    #[arg(long, value_name = "BYTES", default_value = "512")]
+    pub(crate) shadow_round_bytes: usize,
     /// Overwrite what is on it
     #[arg(short = 'f', long)]
     pub(crate) force: bool,
@@ -68,7 +79,7 @@ pub(crate) struct BenchVolume {
 }
 
 impl BenchVolume {
-    /// How the volume is opened.
+    /// How a btrfs volume is opened.
     #[cfg_attr(
         not(feature = "measure"),
         expect(clippy::unused_self, reason = "it holds only switches for measuring")
@@ -79,6 +90,23 @@ impl BenchVolume {
             #[cfg(feature = "measure")]
             mechanisms: self.mechanisms.chosen(),
             ..EngineOptions::default()
+        }
+    }
+}
+
+impl BenchVolume {
+    /// How an XFS volume is opened.
+    #[cfg_attr(
+        not(feature = "measure"),
+        expect(clippy::unused_self, reason = "it holds only switches for measuring")
+    )]
+    pub(crate) fn xfs_options(&self, dirty_bytes: u64) -> XfsOptions {
+        XfsOptions {
+            dirty_bytes,
+            cache_bytes: dirty_bytes,
+            #[cfg(feature = "measure")]
+            shadow_round_bytes: self.shadow_round_bytes,
+            ..XfsOptions::default()
         }
     }
 }

@@ -10,18 +10,22 @@ mod report;
 use std::io::Write;
 use std::sync::Arc;
 
-use offshoot_btrfs::{BtrfsVolume, EngineOptions, Filesystem, MkfsOptions, SubvolumeId, mkfs};
+use offshoot_btrfs::{BtrfsVolume, EngineOptions, MkfsOptions, mkfs};
+use offshoot_btrfs_format::TreeId;
+use offshoot_device::BlockDevice;
 use offshoot_vfs::{
-    EntryPlace, Errno, Error, FileId, FileSystem, FileSystemMut, NewFile, Timestamp,
+    EntryPlace, Errno, Error, FileId, FileSystem, FileSystemMut, NewFile, Timestamp, Volume,
 };
+use offshoot_xfs::{XfsMkfsOptions, XfsVolume, mkfs_xfs};
 use uuid::Uuid;
 
-use super::statistics::Statistics;
 use crate::args::LayerArguments;
 use crate::edit::moment;
 use crate::exit::{Result, VerbFailure};
 use crate::output::{Console, human_size};
-use crate::verbs::mkfs::{NewImages, usage};
+use crate::verbs::btrfs::statistics::Statistics;
+use crate::verbs::mkfs::{NewImages, NewVolumeFormat, usage};
+use crate::verbs::statistics::{EngineStatistics, XfsCounters};
 use crate::workload::{DirFsync, Enospc, FsMark, Site, timed_sync};
 pub(crate) use arguments::{BENCH_HELP, BenchVerb};
 use arguments::{BenchVolume, DirFsyncArguments, EnospcArguments, FsMarkArguments};
@@ -54,8 +58,8 @@ fn fs_mark(arguments: &FsMarkArguments, out: &mut dyn Write, console: &Arc<Conso
         None => Some(work.image_bytes().ok_or_else(too_many)?),
         given => given,
     };
-    let options = arguments.volume.options(arguments.dirty_bytes);
-    let site = BenchVolumeSite::new(&arguments.volume, image_bytes, None, &options, console)?;
+    let site =
+        BenchVolumeSite::new(&arguments.volume, image_bytes, arguments.dirty_bytes, console)?;
     let stopwatch = Stopwatch::start();
     let (rounds, sync) = work.run(&site)?;
     let phases = rounds.into_iter().map(|round| BenchPhase { name: None, round }).collect();
@@ -82,9 +86,12 @@ fn fs_mark(arguments: &FsMarkArguments, out: &mut dyn Write, console: &Arc<Conso
 fn enospc(arguments: &EnospcArguments, out: &mut dyn Write, console: &Arc<Console>) -> Result {
     let &EnospcArguments { workers, file_size: size, half_direct, .. } = arguments;
     let work = Enospc { workers, size, is_half_direct: half_direct };
-    let options = arguments.volume.options(arguments.dirty_bytes);
-    let engine =
-        BenchVolumeSite::new(&arguments.volume, Some(arguments.size), None, &options, console)?;
+    let engine = BenchVolumeSite::new(
+        &arguments.volume,
+        Some(arguments.size),
+        arguments.dirty_bytes,
+        console,
+    )?;
     Enospc::prepare(&engine)?;
     let mut workers = work.workers(&engine)?;
     let stopwatch = Stopwatch::start();
@@ -130,10 +137,23 @@ fn dir_fsync(arguments: &DirFsyncArguments, out: &mut dyn Write, console: &Arc<C
         None => Some((1 << 30) + files * FILE_ITEMS_BYTES),
         given => given,
     };
-    // Without commits in between, all changes go to the log.
-    let options = EngineOptions { commit_interval: None, ..arguments.volume.options(dirty_bytes) };
-    let engine =
-        BenchVolumeSite::new(&arguments.volume, image_bytes, Some(nodesize), &options, console)?;
+    let engine = match arguments.volume.format {
+        NewVolumeFormat::Btrfs => {
+            // Without commits in between, all changes go to the log.
+            let options = arguments.volume.options(dirty_bytes);
+            let options = EngineOptions { commit_interval: None, ..options };
+            BenchVolumeSite::btrfs(
+                &arguments.volume,
+                image_bytes,
+                Some(nodesize),
+                &options,
+                console,
+            )?
+        }
+        NewVolumeFormat::Xfs => {
+            BenchVolumeSite::xfs(&arguments.volume, image_bytes, dirty_bytes, console)?
+        }
+    };
     let stopwatch = Stopwatch::start();
     let (rounds, sync) = work.run(&engine)?;
     let named = DirFsync::PHASES.into_iter().zip(rounds);
@@ -160,39 +180,102 @@ fn dir_fsync(arguments: &DirFsyncArguments, out: &mut dyn Write, console: &Arc<C
 const FILE_ITEMS_BYTES: u64 = 4 << 10;
 
 /// A new volume.
-struct BenchVolumeSite(Filesystem);
+struct BenchVolumeSite {
+    files: Box<dyn FileSystemMut>,
+    volume: BenchedVolume,
+}
+
+enum BenchedVolume {
+    Btrfs(Arc<BtrfsVolume>),
+    Xfs(Arc<XfsVolume>),
+}
 
 impl BenchVolumeSite {
-    /// Makes the volume, and opens it with `options`. With `size_bytes` the image gets that size
-    /// and need not exist; otherwise the existing file or device is used. `node_size` is the size
-    /// of tree blocks in bytes.
+    /// Makes the volume, and opens it. With `size_bytes` the image gets that size and need not
+    /// exist; otherwise the existing file or device is used.
     fn new(
+        arguments: &BenchVolume,
+        size_bytes: Option<u64>,
+        dirty_bytes: u64,
+        console: &Arc<Console>,
+    ) -> Result<Self> {
+        match arguments.format {
+            NewVolumeFormat::Btrfs => {
+                let options = arguments.options(dirty_bytes);
+                Self::btrfs(arguments, size_bytes, None, &options, console)
+            }
+            NewVolumeFormat::Xfs => Self::xfs(arguments, size_bytes, dirty_bytes, console),
+        }
+    }
+
+    /// Makes a volume of btrfs. `node_size` is the size of tree blocks in bytes.
+    fn btrfs(
         arguments: &BenchVolume,
         size_bytes: Option<u64>,
         node_size: Option<u32>,
         options: &EngineOptions,
         console: &Arc<Console>,
     ) -> Result<Self> {
-        let mut images = NewImages::default();
-        let device = images.open(&arguments.image, size_bytes, &LayerArguments::default())?.device;
         let made = MkfsOptions {
             is_forced: arguments.force,
             node_size,
             ..MkfsOptions::new(Uuid::new_v4(), Timestamp::now())
         };
-        mkfs(std::slice::from_ref(&device), &made).map_err(usage)?;
-        images.keep();
+        let device = Self::device(arguments, size_bytes, |device| {
+            mkfs(std::slice::from_ref(device), &made).map(drop)
+        })?;
         let console = console.clone();
         let options = EngineOptions {
             reporter: Some(Arc::new(move |report| console.warning(report))),
             ..options.clone()
         };
         let volume = BtrfsVolume::open_writable(vec![device], &options)?;
-        Ok(Self(volume.filesystem(SubvolumeId::FS)?))
+        let files = volume.clone().files(TreeId::FS.0)?;
+        Ok(Self { files, volume: BenchedVolume::Btrfs(volume) })
     }
 
-    fn statistics(&self) -> Statistics {
-        Statistics::of(self.0.volume()).with_locks()
+    /// Makes a volume of XFS.
+    fn xfs(
+        arguments: &BenchVolume,
+        size_bytes: Option<u64>,
+        dirty_bytes: u64,
+        console: &Arc<Console>,
+    ) -> Result<Self> {
+        let made = XfsMkfsOptions {
+            is_forced: arguments.force,
+            log_size: arguments.log_size,
+            ..XfsMkfsOptions::new(Uuid::new_v4(), moment()?)
+        };
+        let device =
+            Self::device(arguments, size_bytes, |device| mkfs_xfs(&**device, &made).map(drop))?;
+        let mut options = arguments.xfs_options(dirty_bytes);
+        let console = console.clone();
+        options.reporter = Some(Arc::new(move |report| console.warning(report)));
+        let volume = XfsVolume::open_writable(device, &options)?;
+        let files = volume.clone().files(volume.root().dev)?;
+        Ok(Self { files, volume: BenchedVolume::Xfs(volume) })
+    }
+
+    /// The device of the image, on which `make` has made a volume.
+    fn device(
+        arguments: &BenchVolume,
+        size_bytes: Option<u64>,
+        make: impl FnOnce(&Arc<dyn BlockDevice>) -> Result<(), Error>,
+    ) -> Result<Arc<dyn BlockDevice>> {
+        let mut images = NewImages::default();
+        let device = images.open(&arguments.image, size_bytes, &LayerArguments::default())?.device;
+        make(&device).map_err(usage)?;
+        images.keep();
+        Ok(device)
+    }
+
+    fn statistics(&self) -> EngineStatistics {
+        match &self.volume {
+            BenchedVolume::Btrfs(volume) => {
+                EngineStatistics::Btrfs(Box::new(Statistics::of(volume).with_locks()))
+            }
+            BenchedVolume::Xfs(volume) => EngineStatistics::Xfs(XfsCounters::of(volume)),
+        }
     }
 }
 
@@ -207,35 +290,36 @@ impl Site for BenchVolumeSite {
     type Error = Error;
 
     fn make_dir(&self, name: &str) -> Result<FileId, Error> {
-        self.0.mkdir(EntryPlace { dir: self.0.root(), name: name.as_bytes() }, &new_file(0o777))
+        self.files
+            .mkdir(EntryPlace { dir: self.files.root(), name: name.as_bytes() }, &new_file(0o777))
     }
 
     fn create(&self, &dir: &FileId, name: &[u8]) -> Result<FileId, Error> {
-        self.0.create(EntryPlace { dir, name }, &new_file(0o666))
+        self.files.create(EntryPlace { dir, name }, &new_file(0o666))
     }
 
     fn write(&self, &file: &FileId, offset: u64, data: &[u8]) -> Result<(), Error> {
-        self.0.write(file, offset, data, Timestamp::now())
+        self.files.write(file, offset, data, Timestamp::now())
     }
 
     fn write_direct(&self, &file: &FileId, offset: u64, data: &[u8]) -> Result<(), Error> {
-        self.0.write_direct(file, offset, data, Timestamp::now())
+        self.files.write_direct(file, offset, data, Timestamp::now())
     }
 
     fn remove(&self, &dir: &FileId, name: &[u8]) -> Result<(), Error> {
-        self.0.unlink(EntryPlace { dir, name }, Timestamp::now())
+        self.files.unlink(EntryPlace { dir, name }, Timestamp::now())
     }
 
     fn fsync_dir(&self, &dir: &FileId) -> Result<(), Error> {
-        self.0.fsync(dir)
+        self.files.fsync(dir)
     }
 
     fn available_bytes(&self) -> Result<u64, Error> {
-        Ok(self.0.statfs()?.available_bytes)
+        Ok(self.files.statfs()?.available_bytes)
     }
 
     fn sync(&self) -> Result<(), Error> {
-        self.0.sync()
+        self.files.sync()
     }
 
     fn is_no_space(error: &Error) -> bool {

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
 
-use super::super::statistics::Statistics;
 use crate::exit::Result;
 use crate::output::{human_size, write_line};
+use crate::verbs::statistics::EngineStatistics;
 use crate::workload::Round;
 
 /// Time and CPU time since the measurement began.
@@ -68,7 +68,7 @@ pub(super) struct BenchReport {
     /// How long the sync at the end took.
     pub(super) sync: Duration,
     pub(super) stopwatch: Stopwatch,
-    pub(super) statistics: Statistics,
+    pub(super) statistics: EngineStatistics,
 }
 
 impl BenchReport {
