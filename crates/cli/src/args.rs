@@ -162,8 +162,8 @@ Examples:
   offshoot dump inode server.img 128";
 
 const RESCUE_HELP: &str = "\
-A log that can be replayed is worth keeping: of btrfs, every verb that writes replays it; of XFS, replay-log does, as a mount by the \
-kernel would. A log that was thrown away leaves XFS to xfs_repair.
+A log that can be replayed is worth keeping: every verb that writes replays it, as a mount by the kernel would; of XFS, \
+replay-log does nothing else. A log that was thrown away leaves XFS to xfs_repair.
 
 Examples:
   offshoot dump log disk.img
@@ -281,7 +281,7 @@ pub(crate) enum Verb {
     /// Show extended attributes
     #[command(after_help = GETFATTR_HELP)]
     Getfattr(GetfattrArguments),
-    /// Show and set properties of btrfs
+    /// Show and set properties: the label, and those of btrfs
     #[command(subcommand, subcommand_value_name = "VERB", subcommand_help_heading = "Verbs")]
     Property(PropertyVerb),
     /// Make a volume of btrfs or XFS
@@ -299,7 +299,7 @@ pub(crate) enum Verb {
     /// Make everything durable that was done on a mounted volume
     #[command(after_help = SYNC_HELP)]
     Sync(SyncArguments),
-    /// Show how much of a btrfs volume is used, by kind and profile
+    /// Show how much of a volume is used, of btrfs by kind and profile
     #[command(after_help = STATS_HELP)]
     Stats(StatsArguments),
     /// Tell the devices of a volume which ranges of them hold nothing

@@ -35,8 +35,9 @@
 //! | block devices: files, memory, partitions, images, power cuts | [`device`] |
 //! | errors | [`Error`] has four kinds, and [`Code`] a number for each obstacle and each damaged structure |
 //!
-//! A file that cannot be verified is an error, never bytes. What was changed is durable after
-//! [`Volume::sync`], and a crash loses nothing of it.
+//! What cannot be verified is an error, never bytes: all metadata, and the data of btrfs. Data of
+//! XFS has no checksums. What was changed is durable after [`Volume::sync`], and a crash loses
+//! nothing of it.
 
 mod find;
 mod options;

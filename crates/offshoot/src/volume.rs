@@ -40,8 +40,9 @@ pub use look::{DirEntry, ReadDir, WalkEntry};
 /// to the path meanwhile.
 ///
 /// Changes are durable when [`sync`](Self::sync) or [`sync_file`](Self::sync_file) returned. After
-/// a crash, and after the last handle is dropped without them, the volume has what was durable.
-/// [`close`](Self::close) ends the use of a volume.
+/// a crash the volume has what was durable. So has a btrfs volume whose last handle is dropped; one
+/// of XFS is shut down then, which stores everything. [`close`](Self::close) ends the use of a
+/// volume, and returns the error if something is not stored.
 #[derive(Clone)]
 pub struct Volume {
     files: VolumeFiles,

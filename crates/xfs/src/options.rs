@@ -18,15 +18,17 @@ pub struct XfsOptions {
     /// more is not replayed.
     pub replay_bytes: u64,
     /// The bytes of files that may be in memory and not on the device, when the volume is open for
-    /// writing. Half of them are written back in the background.
+    /// writing. When half of them are used, a thread writes them back, unless `sync_interval` is
+    /// `None`; when all are used, the thread that writes does.
     pub dirty_bytes: u64,
     /// The sizes of the vectors into which commits format what changed are rounded up to multiples
     /// of this, so that a buffer that changes more with each commit gets few of them. 128, the size
     /// of a chunk, rounds nothing.
     pub shadow_round_bytes: usize,
-    /// How long a change may stay in memory, when the volume is open for writing: a thread makes
-    /// changes durable so often, and brings everything home when there were none. `None` for no
-    /// such thread: changes are durable when they are synced, and when the log needs their room.
+    /// How often threads make changes durable, when the volume is open for writing: those of names
+    /// and attributes so often, and data a sixth of that later at most. When there were none, they
+    /// write everything in its place. `None` for no such threads: changes are durable when they are
+    /// synced, and when the log or memory needs their room.
     pub sync_interval: Option<Duration>,
     /// The callback that gets an [`XfsReport`](crate::XfsReport) of each problem that did not fail
     /// a call.

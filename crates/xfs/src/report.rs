@@ -68,7 +68,8 @@ pub enum XfsReport {
         /// The reason.
         cause: String,
     },
-    /// An inode that no directory has could not be freed. The next opening for writing frees it.
+    /// An inode that no directory has could not be freed. It is tried again, at the latest when the
+    /// volume is opened for writing.
     NotFreed {
         /// Its number.
         ino: u64,
@@ -189,8 +190,8 @@ impl fmt::Display for XfsReport {
             }
             Self::NotFreed { ino, problem } => write!(
                 f,
-                "inode {ino} has no name and could not be freed: {problem}; the next opening for \
-                 writing frees it"
+                "inode {ino} has no name and could not be freed: {problem}; it is tried again, at the \
+                 latest when the volume is opened for writing"
             ),
             Self::UnlinkedListsLost { lists } => write!(
                 f,

@@ -69,7 +69,8 @@ impl XfsBufferedData<'_> {
         self.write_back_files(&files, || self.is_below(2))
     }
 
-    /// Writes back what is old, and all that is above half of the bound.
+    /// Writes back what is old and makes it durable, and writes back all that is above half of the
+    /// bound.
     ///
     /// # Errors
     /// The first one, after all files were tried.
@@ -78,7 +79,11 @@ impl XfsBufferedData<'_> {
         let is_old = |since: Instant| now.duration_since(since) >= self.files.limits.age;
         let mut files = self.files.all();
         files.retain(|file| file.state.read().since.is_some_and(is_old));
-        let outcome = self.write_back_files(&files, || false);
+        let mut outcome = self.write_back_files(&files, || false);
+        if !files.is_empty() {
+            let forced = self.flush_places().and_then(|()| self.transactions.log().force_all());
+            outcome = outcome.and(forced);
+        }
         if self.is_below(2) { outcome } else { outcome.and(self.relieve(self.files.all())) }
     }
 

@@ -73,10 +73,16 @@ impl XfsLive {
     /// Writes the data of a file to its places. It is durable when the log is forced up to the last
     /// commit of the file.
     fn write_data(&self, ino: Ino) -> Result<()> {
-        if let Some(buffer) = self.buffered.in_use(ino) {
-            self.data().write_back(&buffer)?;
-        }
+        self.write_back(ino)?;
         self.data().flush_places()
+    }
+
+    /// Writes back what a file has in memory.
+    pub(super) fn write_back(&self, ino: Ino) -> Result<()> {
+        match self.buffered.in_use(ino) {
+            Some(buffer) => self.data().write_back(&buffer),
+            None => Ok(()),
+        }
     }
 
     fn last_commit(&self, ino: Ino) -> Option<LogSequence> {

@@ -9,6 +9,7 @@ use offshoot_xfs_format::Ino;
 
 use super::inodes::LiveInodeState;
 use super::{XfsLive, ino_of};
+use crate::dir::XfsDirectory;
 use crate::inode::{LoadedInode, file_id};
 use crate::names::{NamePlace, XfsNewKind};
 
@@ -128,9 +129,21 @@ impl XfsLive {
     ) -> Result<()> {
         let _call = self.enter()?;
         let directories = [self.directory(from.dir)?, self.directory(to.dir)?];
+        if self.look_up(&directories[1], to.name).is_ok() {
+            // Programs write a new file and move it over the old one, and often sync neither. After
+            // a crash one of the two is there whole.
+            if let Ok(ino) = self.look_up(&directories[0], from.name) {
+                self.write_back(ino)?;
+            }
+        }
         let rename = || self.names().rename(place_of(from), place_of(to), how, at);
         let lost = self.data().with_space(rename)?;
         self.settle(&directories, lost)
+    }
+
+    /// What a name leads to.
+    fn look_up(&self, dir: &LoadedInode, name: &[u8]) -> Result<Ino> {
+        XfsDirectory::new(self.buffers(), &self.reading, dir)?.lookup(name)
     }
 
     /// Ends a change of names: a file that has lost its last one is freed if it is not open.

@@ -84,6 +84,7 @@ pub(super) const WISHES: &[&str] = &[
 pub(super) const ONLY_BTRFS: &[&str] = &[
     "degraded",
     "nologreplay",
+    "rescue",
     "treelog",
     "notreelog",
     "flushoncommit",
