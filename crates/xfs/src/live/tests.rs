@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use offshoot_testkit::xfs::disk::XfsDisk;
 use offshoot_testkit::xfs::judges;
-use offshoot_vfs::{EntryPlace, Fallocate, FileId, FileType, NewFile, NewNode, Timestamp};
+use offshoot_vfs::{EntryPlace, Fallocate, FileId, FileType, NewFile, NewNode, Rename, Timestamp};
 use offshoot_xfs_format::Ino;
 
 use super::*;
@@ -184,6 +184,27 @@ fn a_write_behind_a_look_at_the_times_changes_them() {
     assert_eq!(live.attr(file).unwrap().mtime, later(300));
     live.write(file, 0, b"five", later(5_000_000)).unwrap();
     assert_eq!(live.attr(file).unwrap().mtime, later(5_000_000));
+    live.shut_down().unwrap();
+    disk.assert_checks();
+}
+
+#[test]
+fn a_file_that_replaces_another_one_is_written_back_before() {
+    let Some(disk) = disk() else { return };
+    let (live, root) = live(&disk);
+    let rename = |from: &str, to: &str| {
+        let [from, to] = [from, to].map(|name| EntryPlace { dir: root, name: name.as_bytes() });
+        live.rename(from, to, Rename::Replace, AT).unwrap();
+    };
+    for name in ["old", "new"] {
+        let file = make(&live, root, name);
+        live.write(file, 0, &[1; 10_000], AT).unwrap();
+    }
+    let both = live.buffered.bytes();
+    rename("new", "newer");
+    assert_eq!(live.buffered.bytes(), both);
+    rename("newer", "old");
+    assert_eq!(live.buffered.bytes(), 0, "what was replaced is never written");
     live.shut_down().unwrap();
     disk.assert_checks();
 }
