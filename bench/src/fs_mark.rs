@@ -5,7 +5,9 @@
 //! include the sync at the end. Every run has a new volume. After every run of ours, `proof` checks
 //! that the volume holds the acknowledged files.
 //!
-//! Then ours runs once with each mechanism switched off, and once on a single core. With more
+//! Of XFS, the size of the log is that of the option `--log-mib`, or what mkfs takes.
+//!
+//! Then ours of btrfs runs once with each mechanism switched off, and once on a single core. With more
 //! cores, other threads flush and write what the one thread makes. The run on one core shows what
 //! one thread does on its own, and two threads are compared with that too.
 
@@ -18,16 +20,22 @@ use serde_json::{Value, json};
 use crate::kernel::KernelVolume;
 use crate::measure::{drop_caches, machine_cpu};
 use crate::ours::ProgramPaths;
-use crate::proof::prove;
+use crate::proof::{prove, prove_xfs};
 use crate::table::{median, shown, write_values};
 use crate::workload::{FsMark, WorkloadNames, dir_name};
 use crate::{BenchOptions, Result};
 
 /// Mechanisms, each with the options that switch it off.
-const SWITCHES: [(&str, &[&str]); 3] = [
+const SWITCHES: &[(&str, &[&str])] = &[
     ("no delayed items", &["--no-delayed-items"]),
     ("reserved by item", &["--reserve-by-item"]),
     ("exclusive latches", &["--latching", "before-search"]),
+];
+
+/// How the sizes of formatted items are rounded: not at all, and more than usually.
+const XFS_SWITCHES: &[(&str, &[&str])] = &[
+    ("vectors by 128", &["--shadow-round-bytes", "128"]),
+    ("vectors by 4096", &["--shadow-round-bytes", "4096"]),
 ];
 
 const ONE_CORE: &str = "on one core";
@@ -42,6 +50,8 @@ struct FsMarkJob {
     size: usize,
     turns: usize,
     is_proved: bool,
+    is_xfs: bool,
+    log_mib: Option<u64>,
     ours: ProgramPaths,
     dir: PathBuf,
 }
@@ -50,7 +60,7 @@ struct FsMarkJob {
 pub(crate) fn benchmark(args: &[String]) -> Option<Result> {
     let options = BenchOptions::parse(
         args,
-        &["--threads", "--files", "--rounds", "--size", "--turns"],
+        &["--threads", "--files", "--rounds", "--size", "--turns", "--format", "--log-mib"],
         &["--no-proof"],
     )?;
     let dir = options.dir()?;
@@ -61,6 +71,12 @@ pub(crate) fn benchmark(args: &[String]) -> Option<Result> {
         size: usize::try_from(options.number("--size", 0)?).ok()?,
         turns: usize::try_from(options.number("--turns", 3)?).ok()?,
         is_proved: !options.has("--no-proof"),
+        is_xfs: match options.get("--format") {
+            None | Some("btrfs") => false,
+            Some("xfs") => true,
+            Some(_) => return None,
+        },
+        log_mib: options.get("--log-mib").map(str::parse).transpose().ok()?,
         ours: ProgramPaths { offshoot: options.program()?, image: dir.join("fs-mark.img") },
         dir,
     };
@@ -108,7 +124,7 @@ impl FsMarkJob {
                 Ok(())
             };
             once(ONE_CORE, &["taskset", "--cpu-list", "0"], &[])?;
-            for (name, options) in SWITCHES {
+            for (name, options) in if self.is_xfs { XFS_SWITCHES } else { SWITCHES } {
                 once(name, &[], options)?;
             }
             all.extend(ours.into_iter().chain(kernel));
@@ -151,6 +167,10 @@ impl FsMarkJob {
         .flat_map(|(option, value)| [(*option).to_owned(), value.to_string()])
         .collect();
         args.extend(options.iter().map(|&option| option.to_owned()));
+        if self.is_xfs {
+            args.extend(["--format".to_owned(), "xfs".to_owned()]);
+            args.extend(self.log_mib.map(|mib| format!("--log-size={mib}M")));
+        }
         eprintln!("{threads} threads: {name}");
         drop_caches()?;
         let before = machine_cpu()?;
@@ -158,6 +178,7 @@ impl FsMarkJob {
         run["machine_cpu_seconds"] = machine_cpu()?.saturating_sub(before).as_secs_f64().into();
         run["side"] = name.into();
         if self.is_proved {
+            let prove = if self.is_xfs { prove_xfs } else { prove };
             prove(&self.ours.image, self.acknowledged(&run)?)?;
         }
         Ok(run)
@@ -185,7 +206,12 @@ impl FsMarkJob {
     /// Runs the workload once on the kernel.
     fn kernel(&self, threads: u64) -> Result<Value> {
         eprintln!("{threads} threads: {KERNEL}");
-        let site = KernelVolume::new(&self.ours.image, self.image_bytes(threads)?)?;
+        let (image, bytes) = (&self.ours.image, self.image_bytes(threads)?);
+        let site = if self.is_xfs {
+            KernelVolume::xfs(image, bytes, self.log_mib.map(|mib| mib << 20))?
+        } else {
+            KernelVolume::new(image, bytes)?
+        };
         drop_caches()?;
         let (before, started) = (machine_cpu()?, Instant::now());
         let (rounds, sync) = self

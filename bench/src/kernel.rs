@@ -1,4 +1,4 @@
-//! The kernel's btrfs as a side of the seed workloads.
+//! The kernel's btrfs and XFS as sides of the seed workloads.
 //!
 //! A new volume with default features lies on a sparse image behind a loop device. It is mounted
 //! with default options unless the caller passes others. A file is made with the system calls of
@@ -15,6 +15,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use offshoot_testkit::btrfs::disks::MountedMembers;
+use offshoot_testkit::loops::{AttachedLoop, LoopMount};
 use offshoot_testkit::run::try_run;
 use rustix::fs::{
     AtFlags, Mode, OFlags, fcntl_getfl, fcntl_setfl, fstatvfs, fsync, mkdirat, openat, syncfs,
@@ -29,7 +30,13 @@ use crate::workload::Site;
 pub(crate) struct KernelVolume {
     root: OwnedFd,
     // Dropped after `root`, so that nothing is open at the unmount.
-    _mount: Option<MountedMembers>,
+    _mount: Option<KernelMount>,
+}
+
+/// A mount of either format, which ends when this is dropped.
+enum KernelMount {
+    Btrfs { _mount: MountedMembers },
+    Xfs { _mount: LoopMount },
 }
 
 impl KernelVolume {
@@ -45,16 +52,27 @@ impl KernelVolume {
         mkfs: &[&str],
         mount: &str,
     ) -> Result<Self> {
-        remove_image(image)?;
-        File::create(image)
-            .and_then(|file| file.set_len(size_bytes))
-            .map_err(|error| format!("{}: {error}", image.display()))?;
+        new_image(image, size_bytes)?;
         let mut options: Vec<&OsStr> = mkfs.iter().map(OsStr::new).collect();
         options.extend([OsStr::new("-q"), image.as_os_str()]);
         try_run("mkfs.btrfs", &options)?;
         let mount = MountedMembers::try_new(&[image.to_path_buf()], mount)?;
-        let root = File::open(mount.path()).map_err(|error| format!("the mount: {error}"))?;
-        Ok(Self { root: root.into(), _mount: Some(mount) })
+        let root = root_of(mount.path())?;
+        Ok(Self { root, _mount: Some(KernelMount::Btrfs { _mount: mount }) })
+    }
+
+    /// Makes a new image of this size, and a volume of XFS on it, with a log of `log_bytes` if that
+    /// is given. Mounts it.
+    pub(crate) fn xfs(image: &Path, size_bytes: u64, log_bytes: Option<u64>) -> Result<Self> {
+        new_image(image, size_bytes)?;
+        let log = log_bytes.map(|bytes| format!("-lsize={bytes}"));
+        let mut words = vec![OsStr::new("-q")];
+        words.extend(log.as_deref().map(OsStr::new));
+        words.push(image.as_os_str());
+        try_run("mkfs.xfs", &words)?;
+        let mount = LoopMount::new(vec![AttachedLoop::attach_direct(image)], "xfs", "noatime")?;
+        let root = root_of(mount.path())?;
+        Ok(Self { root, _mount: Some(KernelMount::Xfs { _mount: mount }) })
     }
 
     /// A directory of any mounted filesystem.
@@ -62,6 +80,18 @@ impl KernelVolume {
         let root = File::open(dir).map_err(|error| format!("{}: {error}", dir.display()))?;
         Ok(Self { root: root.into(), _mount: None })
     }
+}
+
+fn root_of(mount: &Path) -> Result<OwnedFd> {
+    File::open(mount).map(Into::into).map_err(|error| format!("the mount: {error}"))
+}
+
+/// Makes a new sparse image.
+fn new_image(image: &Path, size_bytes: u64) -> Result {
+    remove_image(image)?;
+    File::create(image)
+        .and_then(|file| file.set_len(size_bytes))
+        .map_err(|error| format!("{}: {error}", image.display()))
 }
 
 /// Removes an image, if it is there.

@@ -56,6 +56,7 @@ Usage: offshoot-bench extract --offshoot PROGRAM --dir DIR [--source PATH] [--ro
        offshoot-bench tree [--dir DIR] [--rounds N] [--items N]
        offshoot-bench fs-mark --offshoot PROGRAM --dir DIR [--threads N,N...] [--files N]
                       [--rounds N] [--size BYTES] [--turns N] [--no-proof]
+                      [--format btrfs|xfs] [--log-mib N]
        offshoot-bench enospc --offshoot PROGRAM --dir DIR [--mib N] [--workers N]
                       [--file-size BYTES] [--turns N]
        offshoot-bench data --dir DIR [--groups GROUP,GROUP...] [--mib N] [--random-mib N]
@@ -91,6 +92,8 @@ Options:
   --latency-us N      How long a member takes for a write or a barrier [default: 2000]
   --rate-mib N        How much a member reads in a second [default: 200]
   --size BYTES        What each of them holds [default: 0]
+  --format FORMAT     Of which format the volumes are, btrfs or xfs [default: btrfs]
+  --log-mib N         The size of the logs of XFS [default: that of mkfs]
   --mib N             The size of the volume that is filled [default: 256]; of data, that of the
                       files that are written and read [default: 1024]; of members, that of the
                       file of each reader [default: 32]

@@ -14,6 +14,8 @@ use offshoot_testkit::btrfs::disks::MountedMembers;
 use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::run::run;
 use offshoot_testkit::scratch_dir;
+use offshoot_testkit::xfs;
+use offshoot_testkit::xfs::disk::XfsDisk;
 use serde_json::Value;
 use workload::{DirFsync, Enospc, WorkloadContent, WorkloadNames, dir_name};
 
@@ -95,6 +97,21 @@ fn assert_holds(image: &Path, dirs: u64, expected: &BenchFiles, others: &[&str])
     run("btrfs", &["check".as_ref(), "--check-data-csum".as_ref(), image.as_os_str()]);
     let mount =
         MountedMembers::try_new(&[image.to_path_buf()], "ro").unwrap_or_else(|why| panic!("{why}"));
+    assert_shows(mount.path(), dirs, expected, others);
+}
+
+/// The same of a volume of XFS, with `xfs_repair`.
+#[track_caller]
+fn assert_xfs_holds(image: &Path, dirs: u64, expected: &BenchFiles, others: &[&str]) {
+    let judges = xfs::judges::require().expect("they are there");
+    let disk = XfsDisk::served(&judges, image);
+    disk.assert_checks();
+    assert_shows(disk.mount("ro", &[]).path(), dirs, expected, others);
+}
+
+/// Requires that a mount shows these files.
+#[track_caller]
+fn assert_shows(mount: &Path, dirs: u64, expected: &BenchFiles, others: &[&str]) {
     let listed = |path: &Path| -> Vec<String> {
         let entries = fs::read_dir(path).expect("a directory");
         let name = |entry: fs::DirEntry| entry.file_name().into_string().expect("text");
@@ -106,12 +123,12 @@ fn assert_holds(image: &Path, dirs: u64, expected: &BenchFiles, others: &[&str])
     let mut top = dirs.clone();
     top.extend(others.iter().map(|&name| name.to_owned()));
     top.sort();
-    assert_eq!(listed(mount.path()), top);
+    assert_eq!(listed(mount), top);
     dirs.sort();
     let mut found = BenchFiles::new();
     for dir in dirs {
-        for name in listed(&mount.path().join(&dir)) {
-            let data = fs::read(mount.path().join(&dir).join(&name)).expect("a file");
+        for name in listed(&mount.join(&dir)) {
+            let data = fs::read(mount.join(&dir).join(&name)).expect("a file");
             found.insert(format!("{dir}/{name}"), data);
         }
     }
@@ -228,6 +245,38 @@ fn the_names_are_those_of_the_seed() {
         let is_plain = |c: char| c.is_ascii_uppercase() || c.is_ascii_digit();
         assert!(random.len() == 24 && random.chars().all(is_plain), "{name}");
     }
+}
+
+/// Every benchmark on XFS: no file is lost that was acknowledged, and the log has been counted.
+#[test]
+fn benchmarks_of_xfs_make_what_they_say() {
+    let Some(_judges) = xfs::judges::require() else { return };
+    let dir = scratch_dir();
+    let image = dir.path().join("disk.img");
+    let measured = |line: &str| -> Value {
+        let text = does(dir.path(), &format!("bench {line} --format xfs --json"));
+        let said: Value = serde_json::from_str(&text).expect("JSON");
+        assert!(number(&said["statistics"]["log_checkpoints"]) > 0, "{text}");
+        said
+    };
+    for (threads, size) in [(1, 0), (3, 5000)] {
+        let said = measured(&format!(
+            "fs-mark disk.img -f --threads {threads} --files 200 --rounds 3 --size {size} --image-size 1G"
+        ));
+        assert_xfs_holds(&image, threads, &made_by_fs_mark(&said, size), &[]);
+    }
+    fs::remove_file(&image).expect("an image");
+    let said = measured("enospc disk.img --size 300M --workers 4 --file-size 3000 --half-direct");
+    assert_eq!(said["rounds"][0]["files"], said["rounds"][1]["files"], "{said}");
+    assert_xfs_holds(&image, 4, &BenchFiles::new(), &["filler"]);
+    let said = measured("enospc disk.img -f --size 300M --workers 4 --file-size 3000 --keep");
+    assert_xfs_holds(&image, 4, &made_by_enospc(&said, 3000), &["filler"]);
+    let work = DirFsync { files: 3000, deletes: 70 };
+    fs::remove_file(&image).expect("an image");
+    measured("dir-fsync disk.img --files 3000 --deletes 70 --image-size 1G --log-size 100M");
+    let left = (1..=work.files).filter(|&number| !work.removes(number));
+    let left = left.map(|number| (format!("d1/{}", DirFsync::name(number)), Vec::new())).collect();
+    assert_xfs_holds(&image, 1, &left, &[]);
 }
 
 /// The files that a run of enospc reports.
