@@ -48,6 +48,7 @@ Tasks:
   bench tree [--rounds N] [--items N]
            Insert into one tree with 1, 2 and 12 threads, with and without early unlock
   bench fs-mark [--threads N,N...] [--files N] [--rounds N] [--size BYTES] [--turns N]
+           [--format btrfs|xfs] [--log-mib N]
            Make many small files, by us and by the kernel (as root)
   bench enospc [--mib N] [--workers N] [--file-size BYTES] [--turns N]
            Make small files until there is no space, by us and by the kernel (as root)

@@ -20,11 +20,12 @@
 //! 5  the locks of `names`        changes of names, and the transactions of all rooms
 //! ```
 //!
-//! Changes of names take 2 only to link a file and to free one: each of their transactions leaves an inode whole, and they
-//! touch neither data nor flags. A reader of names, attributes or links takes none of these locks:
-//! it reads what one commit has left, and again when another came between. Attributes come with
-//! what the buffer of the file says. A reader of data has the lock while it reads a piece, and not
-//! while it shows it: what the caller does with that may lock other inodes.
+//! Changes of names take 2 only to link a file and to free one: each of their transactions leaves
+//! an inode whole, and they touch neither data nor flags. A reader of names, attributes or links
+//! takes none of these locks: it reads what one commit has left, and again when another came
+//! between. Attributes come with what the buffer of the file says. A reader of data has the lock
+//! while it reads a piece, and not while it shows it: what the caller does with that may lock other
+//! inodes.
 //!
 //! # Inodes without names
 //!

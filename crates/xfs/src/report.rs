@@ -190,8 +190,8 @@ impl fmt::Display for XfsReport {
             }
             Self::NotFreed { ino, problem } => write!(
                 f,
-                "inode {ino} has no name and could not be freed: {problem}; it is tried again, at the \
-                 latest when the volume is opened for writing"
+                "inode {ino} has no name and could not be freed: {problem}; it is tried again, at \
+                 the latest when the volume is opened for writing"
             ),
             Self::UnlinkedListsLost { lists } => write!(
                 f,
