@@ -22,6 +22,9 @@ pub struct EngineManners {
     /// of them as of one moment, and an `fsync` makes durable everything up to the last change of
     /// its file. Data that was not synced is not a part of that order.
     pub is_ordered: bool,
+    /// Dropping a volume writes, as an unmount does. So the explorer cuts the power before that in
+    /// every other case.
+    pub ends_with_writes: bool,
 }
 
 impl EngineManners {

@@ -50,8 +50,8 @@ pub(super) struct WorkloadProgress {
 }
 
 impl ReadyVolume {
-    /// Runs the set-up on a copy of the volume `image`. Behind every other set-up the power is cut,
-    /// so that opening the volume again is a recovery.
+    /// Runs the set-up on a copy of the volume `image`. If dropping a volume writes, the power is
+    /// cut behind every other set-up, so that opening the volume again is a recovery.
     pub(super) fn new(
         engine: &dyn TestedEngine,
         image: &[Arc<dyn BlockDevice>],
@@ -71,11 +71,12 @@ impl ReadyVolume {
         }
         let next = runners[0].next();
         fs.sync().map_err(|e| format!("set-up: sync: {e}"))?;
-        let devices = if workload.setup.len().is_multiple_of(2) {
+        let is_cut = manners.ends_with_writes && !workload.setup.len().is_multiple_of(2);
+        let devices = if is_cut {
+            copies(&devices)
+        } else {
             drop(fs);
             devices
-        } else {
-            copies(&devices)
         };
         Ok(Self { devices, model, manners, next })
     }

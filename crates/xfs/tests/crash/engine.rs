@@ -31,8 +31,12 @@ pub(crate) struct XfsShape {
 }
 
 /// The manners of the format.
-pub(crate) const XFS_MANNERS: EngineManners =
-    EngineManners { model: ModelManners::Xfs, is_overwriting: true, is_ordered: true };
+pub(crate) const XFS_MANNERS: EngineManners = EngineManners {
+    model: ModelManners::Xfs,
+    is_overwriting: true,
+    is_ordered: true,
+    ends_with_writes: true,
+};
 
 /// As `mkfs.xfs` makes them, but small.
 pub(crate) const USUAL: XfsShape = XfsShape {

@@ -141,7 +141,9 @@ impl<'e> WorkloadStates<'e> {
             *is_judged = true;
             judge(&devices)?;
         }
-        let mut found = enter(self.explorer.engine, &devices, !number.is_multiple_of(2))?;
+        let engine = self.explorer.engine;
+        let is_cut_again = engine.manners().ends_with_writes && !number.is_multiple_of(2);
+        let mut found = enter(engine, &devices, is_cut_again)?;
         if found.corrupt() > 0 {
             return Err("there is corrupt data".into());
         }

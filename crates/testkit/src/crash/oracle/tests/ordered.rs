@@ -10,8 +10,12 @@ use crate::crash::record::history;
 use crate::crash::workload::{WorkloadOp, WorkloadStep};
 use crate::model::{Model, ModelManners};
 
-const MANNERS: EngineManners =
-    EngineManners { model: ModelManners::Xfs, is_overwriting: true, is_ordered: true };
+const MANNERS: EngineManners = EngineManners {
+    model: ModelManners::Xfs,
+    is_overwriting: true,
+    is_ordered: true,
+    ends_with_writes: true,
+};
 
 fn of(steps: &[WorkloadStep]) -> History {
     let model = Model::made_at(Timestamp::default()).with_manners(MANNERS.model);
