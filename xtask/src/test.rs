@@ -98,9 +98,7 @@ impl Tests {
         let file = target_dir().join(format!("skipped-{}", std::process::id()));
         let path = file.to_str().ok_or("the path of the target directory is not UTF-8")?;
         std::fs::write(&file, "").map_err(|error| format!("{path}: {error}"))?;
-        let threads = test_threads();
-        let always = [(SKIPPED_FILE, path), ("RUST_TEST_THREADS", &*threads)];
-        let variables: Vec<_> = variable.into_iter().chain(always).collect();
+        let variables: Vec<_> = variable.into_iter().chain([(SKIPPED_FILE, path)]).collect();
         let result = cargo_seen(&variables, args, &mut |piece| self.counts.see(piece));
         let skipped = std::fs::read_to_string(&file);
         let skipped = skipped.map_err(|error| format!("{path}: {error}"))?;
@@ -114,13 +112,6 @@ impl Tests {
     fn sums(&self) -> TestSums {
         self.counts.with_skipped(&self.skipped)
     }
-}
-
-/// How many tests of a program run at a time: two for each core, because many of them wait for the
-/// kernel most of the time. The variable, where it is set, says another number.
-fn test_threads() -> String {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    std::env::var("RUST_TEST_THREADS").unwrap_or_else(|_| (2 * cores).to_string())
 }
 
 /// Checks format and lints. Another toolchain formats differently and has other lints, so they are
