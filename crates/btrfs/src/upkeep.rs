@@ -17,7 +17,7 @@ use crate::subvolume::SubvolumeState;
 #[cfg(test)]
 pub(crate) use chunks::{look_around, remove_empty_groups, try_grow};
 pub(crate) use committer::Committer;
-pub(crate) use discard::trim;
+pub(crate) use discard::{discard_step, trim};
 #[cfg(test)]
 pub(crate) use reclaim::make_room_ahead;
 

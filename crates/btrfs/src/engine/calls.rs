@@ -124,6 +124,8 @@ impl Engine {
     pub fn shut_down(&self) -> Result<()> {
         let Some(live) = self.live_part() else { return Ok(()) };
         let stored = self.sync();
+        // What the last commit has freed.
+        while upkeep::discard_step(self) {}
         live.shut_down();
         stored
     }
