@@ -99,6 +99,9 @@ impl Engine {
             Some(LiveVolume::new(space, superblock, quotas, mechanisms, has_log, stop));
         volume.live()?.open_trees_of_commits(&volume)?;
         volume.subvolumes.load(&volume)?;
+        if change == WriteDestination::Stored {
+            volume.refresh_superblock_copies()?;
+        }
         Ok(volume)
     }
 

@@ -81,7 +81,6 @@ fn replay_into(volume: &Rooms, replay_bytes: u64) -> Result<()> {
     let touch = |data: Option<&[u8]>| Ok(data.unwrap_or_default().to_vec());
     handle.change(TreeId::ROOT, |tree| tree.modify(some_root, 0, touch))?;
     drop(handle);
-    volume.refresh_superblock_copies()?;
     volume.commit_over(0, CommitCause::Asked)
 }
 

@@ -20,7 +20,8 @@
 //! any time the primary or its copies are whole, with the last commit or the one before. A log is
 //! written in the same way, with the superblock of the last commit, which then names the log. So if
 //! writing the next primary tears it, for a log or for a commit, the copies lead to everything that
-//! was acknowledged.
+//! was acknowledged. A cut may lose copies that no barrier has covered yet, so opening for writing
+//! begins with those that differ from their primary.
 //!
 //! When a write to one member fails and other members have the copy, the volume survives
 //! (`storage/failing`): it leaves the member out, or the copy stays bad.
@@ -45,7 +46,9 @@ use super::{LiveVolume, Transaction};
 use crate::block::{Latch, TreeBlock};
 use crate::cores;
 use crate::events::{COMMIT, DEVICE};
-use crate::storage::{DeviceError, MemberWrite, MemberWrites, RecordedFailures, WrittenCopy};
+use crate::storage::{
+    DeviceError, Member, MemberWrite, MemberWrites, RecordedFailures, WrittenCopy,
+};
 use crate::sync::{RwLock, mpsc, thread};
 use crate::tree::TreeRoot;
 
@@ -54,6 +57,11 @@ const REQUEST_BYTES: usize = 1 << 20;
 
 /// How many requests each thread seals ahead of the one that is written.
 const PARTS_AHEAD: usize = 2;
+
+/// Whether a member has a superblock at this offset.
+fn is_inside(member: &Member, offset: u64) -> bool {
+    offset + SUPERBLOCK_SIZE as u64 <= member.total_bytes
+}
 
 /// A block that is to be written, with its address.
 type AddressedBlock = (Logical, Arc<Latch>);
@@ -157,13 +165,32 @@ impl Base {
         Ok(true)
     }
 
-    /// Writes the superblock, as it was when the volume was opened, to the copies on all members.
-    /// The kernel names a log in the primary ones alone. A commit that tears a primary must find
-    /// the log in a copy.
+    /// Writes the superblock, as it was when the volume was opened, to the copies on all members,
+    /// unless they say the same. A power cut may have come before the last copies were on the
+    /// medium, and the kernel names a log in the primary ones alone. The next commit may overwrite
+    /// what only an old copy leads to, and if it tears a primary, the copies must lead to
+    /// everything.
     pub(crate) fn refresh_superblock_copies(&self) -> Result<()> {
         let [_, copies @ ..] = SUPERBLOCK_OFFSETS;
-        self.write_superblocks(&self.superblock().item, None, &copies)?;
-        self.storage.flush_members()
+        let superblock = &self.superblock().item;
+        if !self.have_superblocks(superblock, &copies) {
+            self.write_superblocks(superblock, None, &copies)?;
+            self.storage.flush_members()?;
+        }
+        Ok(())
+    }
+
+    /// Whether all members that are written have this superblock at each of `offsets`.
+    fn have_superblocks(&self, superblock: &SuperblockItem, offsets: &[u64]) -> bool {
+        let mut found = [0; SUPERBLOCK_SIZE];
+        self.members().iter().filter(|member| !member.has_failed()).all(|member| {
+            let Some(device) = &member.device else { return true };
+            let item = SuperblockItem { dev_item: member.item, ..*superblock };
+            offsets.iter().filter(|offset| is_inside(member, **offset)).all(|&offset| {
+                let wanted = sealed_superblock(&item, Physical(offset), self.superblock().checksum);
+                device.read_at(offset, &mut found).is_ok() && found == *wanted
+            })
+        })
     }
 
     /// Seals blocks and writes them to all their places, in physical order. The requests are the
@@ -362,8 +389,8 @@ impl Base {
             if let Some(allocated) = allocated {
                 item.dev_item.bytes_used = allocated[index].into();
             }
-            let is_inside = |offset: &u64| offset + SUPERBLOCK_SIZE as u64 <= member.total_bytes;
-            let writes = offsets.iter().copied().filter(is_inside).map(|offset| {
+            let inside = offsets.iter().copied().filter(|offset| is_inside(member, *offset));
+            let writes = inside.map(|offset| {
                 let bytes = sealed_superblock(&item, Physical(offset), self.superblock().checksum);
                 MemberWrite { offset, bytes: vec![bytes as Box<[u8]>] }
             });

@@ -11,6 +11,7 @@ use offshoot_device::{BlockDevice, MemoryDevice, Qcow2Header, Qcow2Options, open
 use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::crash::explore::{StateExplorer, StateJudge};
 use offshoot_testkit::crash::generate::Generator;
+use offshoot_testkit::crash::manners::EngineManners;
 use offshoot_testkit::crash::{MemberDevices, OpenedVolume, TestedEngine, report};
 use offshoot_testkit::random::seed_of_run;
 use offshoot_vfs::{Error, Result};
@@ -37,6 +38,12 @@ impl TestedEngine for InImages {
 
     fn check(&self, devices: MemberDevices) -> Result<()> {
         self.0.check(disks(devices, false)?)
+    }
+
+    /// An image that is closed stores what was written behind the last flush: copies of the
+    /// superblock, and counts.
+    fn manners(&self) -> EngineManners {
+        EngineManners { ends_with_writes: true, ..EngineManners::default() }
     }
 }
 
