@@ -123,7 +123,7 @@ pub(crate) fn in_memory(
     log: &VolumeLog,
     options: &XfsOptions,
 ) -> Result<Arc<dyn BlockDevice>> {
-    let replayed = in_memory_of(device, superblock, log, options)?;
+    let replayed = in_memory_of(device, superblock, log, options, false)?;
     let reporter = options.reporter.as_ref();
     let told = |pending| tell(reporter, &XfsReport::LogReplayed { is_stored: false, pending });
     match replayed.completed(log) {
@@ -144,6 +144,7 @@ fn in_memory_of(
     superblock: &XfsSuperblock,
     log: &VolumeLog,
     options: &XfsOptions,
+    for_writing: bool,
 ) -> Result<VolumeInMemory> {
     require_whole(&**device, &superblock.geometry)?;
     let LogSurvey { cancels, intents } = survey::survey(superblock, log, options.replay_bytes)?;
@@ -151,7 +152,8 @@ fn in_memory_of(
     let memory: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::over_within(device.clone(), &budget));
     let (geometry, _) = replay(&memory, superblock, log, cancels.clone(), options)?;
     let mut pending = intents.pending().map_err(malformed)?;
-    pending::add_groups(&mut pending, &XfsBuffers::new(memory.clone(), geometry, CACHE_BYTES))?;
+    let buffers = XfsBuffers::new(memory.clone(), geometry, CACHE_BYTES);
+    pending::add_groups(&mut pending, &buffers, for_writing)?;
     Ok(VolumeInMemory { device: memory, budget, cancels, intents, pending })
 }
 
@@ -205,7 +207,7 @@ pub(crate) fn to_disk(
     options: &XfsOptions,
 ) -> Result<XfsRecovery> {
     let quiet = XfsOptions { reporter: None, ..options.clone() };
-    let proof = in_memory_of(device, superblock, log, &quiet)?;
+    let proof = in_memory_of(device, superblock, log, &quiet, true)?;
     // The log may have turned on what we do not write.
     require_recoverable(&finish::first_superblock(&proof.device)?.1)?;
     proof.complete(log)?;

@@ -141,8 +141,14 @@ impl PendingIntents {
     }
 }
 
-/// Adds what the headers of groups show.
-pub(super) fn add_groups(pending: &mut XfsPending, buffers: &XfsBuffers) -> Result<()> {
+/// Adds what the headers of groups show. A reader can do without a damaged group, and without one
+/// that the device does not read. Nothing is written while there is one: `for_writing`, the error
+/// of the device is that of the call.
+pub(super) fn add_groups(
+    pending: &mut XfsPending,
+    buffers: &XfsBuffers,
+    for_writing: bool,
+) -> Result<()> {
     for ag in (0..buffers.geometry().ag_count).map(AgNumber) {
         let found = group::unlinked_lists(buffers, ag)
             .and_then(|lists| Ok((lists, group::staged_extents(buffers, ag)?)));
@@ -151,8 +157,8 @@ pub(super) fn add_groups(pending: &mut XfsPending, buffers: &XfsBuffers) -> Resu
                 pending.unlinked_lists += lists.len() as u64;
                 pending.staged_extents += staged;
             }
-            // A reader can do without a damaged group, and nothing is written while there is one.
-            Err(Error::Corrupt(_) | Error::Io { .. }) => pending.damaged_groups += 1,
+            Err(Error::Corrupt(_)) => pending.damaged_groups += 1,
+            Err(Error::Io { .. }) if !for_writing => pending.damaged_groups += 1,
             Err(error) => return Err(error),
         }
     }
