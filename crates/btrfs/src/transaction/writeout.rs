@@ -158,39 +158,41 @@ impl Base {
         self.storage.flush_members()?;
         let Some(failed) = self.storage.begin_superblocks(tells) else { return Ok(false) };
         debug!(target: DEVICE, generation = superblock.generation.get(), "writing superblocks");
-        self.write_superblocks(superblock, allocated, &[primary])?;
+        self.write_superblocks(superblock, allocated, &[primary], |_| true)?;
         self.storage.flush_members()?;
         self.storage.end_superblocks(failed);
-        self.write_superblocks(superblock, allocated, &copies)?;
+        self.write_superblocks(superblock, allocated, &copies, |_| true)?;
         Ok(true)
     }
 
-    /// Writes the superblock, as it was when the volume was opened, to the copies on all members,
-    /// unless they say the same. A power cut may have come before the last copies were on the
-    /// medium, and the kernel names a log in the primary ones alone. The next commit may overwrite
-    /// what only an old copy leads to, and if it tears a primary, the copies must lead to
-    /// everything.
+    /// Writes the superblock, as it was when the volume was opened, to the copies on members whose
+    /// primary says the same, unless the copies do too. A power cut may have come before the last
+    /// copies were on the medium, and the kernel names a log in the primary ones alone. The next
+    /// commit may overwrite what only an old copy leads to, and if it tears a primary, the copies
+    /// must lead to everything. A member that is a commit behind catches up with the next one.
     pub(crate) fn refresh_superblock_copies(&self) -> Result<()> {
-        let [_, copies @ ..] = SUPERBLOCK_OFFSETS;
+        let [primary, copies @ ..] = SUPERBLOCK_OFFSETS;
         let superblock = &self.superblock().item;
-        if !self.have_superblocks(superblock, &copies) {
-            self.write_superblocks(superblock, None, &copies)?;
+        let is_stale = |member: &Member| {
+            self.has_superblock(member, superblock, primary)
+                && !copies.iter().all(|&copy| self.has_superblock(member, superblock, copy))
+        };
+        if self.members().iter().any(is_stale) {
+            self.write_superblocks(superblock, None, &copies, is_stale)?;
             self.storage.flush_members()?;
         }
         Ok(())
     }
 
-    /// Whether all members that are written have this superblock at each of `offsets`.
-    fn have_superblocks(&self, superblock: &SuperblockItem, offsets: &[u64]) -> bool {
+    /// Whether a member has this superblock at an offset that it reaches to. One that is not there,
+    /// or has failed, lacks none.
+    fn has_superblock(&self, member: &Member, superblock: &SuperblockItem, offset: u64) -> bool {
+        let device = member.device.as_ref().filter(|_| !member.has_failed());
+        let Some(device) = device.filter(|_| is_inside(member, offset)) else { return true };
+        let item = SuperblockItem { dev_item: member.item, ..*superblock };
+        let wanted = sealed_superblock(&item, Physical(offset), self.superblock().checksum);
         let mut found = [0; SUPERBLOCK_SIZE];
-        self.members().iter().filter(|member| !member.has_failed()).all(|member| {
-            let Some(device) = &member.device else { return true };
-            let item = SuperblockItem { dev_item: member.item, ..*superblock };
-            offsets.iter().filter(|offset| is_inside(member, **offset)).all(|&offset| {
-                let wanted = sealed_superblock(&item, Physical(offset), self.superblock().checksum);
-                device.read_at(offset, &mut found).is_ok() && found == *wanted
-            })
-        })
+        device.read_at(offset, &mut found).is_ok() && found == *wanted
     }
 
     /// Seals blocks and writes them to all their places, in physical order. The requests are the
@@ -372,16 +374,18 @@ impl Base {
         Ok(latch.clone())
     }
 
-    /// Writes a superblock to all members, at each of `offsets` that they reach to.
+    /// Writes a superblock to all members that `is_wanted` takes, at each of `offsets` that they reach
+    /// to.
     fn write_superblocks(
         &self,
         superblock: &SuperblockItem,
         allocated: Option<&[u64]>,
         offsets: &[u64],
+        is_wanted: impl Fn(&Member) -> bool,
     ) -> Result<()> {
         let mut shares = Vec::with_capacity(self.members().len());
         for (index, member) in self.members().iter().enumerate() {
-            if member.device.is_none() || member.has_failed() {
+            if member.device.is_none() || member.has_failed() || !is_wanted(member) {
                 continue;
             }
             let mut item = Box::new(*superblock);
