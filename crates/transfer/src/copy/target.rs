@@ -485,10 +485,11 @@ fn beginning(file: FileId) -> FilePosition {
     FilePosition { file, offset: 0 }
 }
 
-/// Why data is not shared: two files that cannot are no trouble of the volume.
+/// Why data is not shared: two files that cannot, or a volume whose files cannot, are no trouble of
+/// the target.
 fn not_shared(error: Error) -> CopyTrouble {
     match error {
-        Error::Posix { errno: errno @ (Errno::INVAL | Errno::XDEV), .. } => {
+        Error::Posix { errno: errno @ (Errno::INVAL | Errno::XDEV | Errno::OPNOTSUPP), .. } => {
             CopyTrouble::Source(Error::posix(errno, "sharing its data"))
         }
         error => CopyTrouble::Target(error),
