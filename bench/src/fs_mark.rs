@@ -8,8 +8,8 @@
 //! Of XFS, the size of the log is that of the option `--log-mib`, or what mkfs takes.
 //!
 //! Then ours of btrfs runs once with each mechanism switched off, and once on a single core. With
-//! more cores, other threads flush and write what the one thread makes. The run on one core shows what
-//! one thread does on its own, and two threads are compared with that too.
+//! more cores, other threads flush and write what the one thread makes. The run on one core shows
+//! what one thread does on its own, and two threads are compared with that too.
 
 use std::path::PathBuf;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};

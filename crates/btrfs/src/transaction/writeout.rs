@@ -374,8 +374,8 @@ impl Base {
         Ok(latch.clone())
     }
 
-    /// Writes a superblock to all members that `is_wanted` takes, at each of `offsets` that they reach
-    /// to.
+    /// Writes a superblock to all members that `is_wanted` takes, at each of `offsets` that they
+    /// reach to.
     fn write_superblocks(
         &self,
         superblock: &SuperblockItem,
