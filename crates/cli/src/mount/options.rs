@@ -5,7 +5,7 @@
 //! | what the engine or the kernel does | they are followed |
 //! | of mount alone (`noauto`, `_netdev`, `x-...`), or true in any case (`noatime`, `default_permissions`) | they are ignored ([`words::LET_BE`]) |
 //! | wishes: without them the result is as correct, and at most slower or larger | they are accepted, with one warning ([`words::WISHES`]) |
-//! | promises that this program does not keep: when data is stored, what a damaged volume shows, who may do what | they are refused by name, as not supported ([`words::REFUSED`]) |
+//! | promises that this program does not keep: when data is stored, what a damaged volume shows, what each user may do | they are refused by name, as not supported ([`words::REFUSED`]) |
 //! | all others | wrong usage; ignored if mount asks for that |
 //!
 //! An option that only one format has is refused by name on a volume of the other one.

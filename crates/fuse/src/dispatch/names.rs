@@ -247,7 +247,7 @@ impl RequestContext<'_> {
         if !self.to.nodes.may_be_held(file) {
             return Ok(());
         }
-        // Who finds it held relies on the opening, so that comes first.
+        // A request that finds the file held relies on the opening, so that comes first.
         self.fs().open(file)?;
         if self.to.nodes.hold(file) { Ok(()) } else { self.fs().release(file) }
     }
