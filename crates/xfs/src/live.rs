@@ -82,7 +82,6 @@ use offshoot_xfs_format::inode::{XfsInodeCore, XfsInodeFlags};
 use crate::buffer::XfsBuffers;
 use crate::buffered::BufferedFiles;
 use crate::defer::IntentIds;
-use crate::file::XfsFileChanges;
 use crate::inode::{LoadedInode, XfsInodes, xfs_time};
 use crate::names::{XfsNameState, XfsNames};
 use crate::report::XfsReporter;
@@ -148,10 +147,6 @@ impl XfsLive {
 
     fn names(&self) -> XfsNames<'_> {
         XfsNames::new(&self.transactions, &self.ids, &self.name_state)
-    }
-
-    fn file_changes(&self) -> XfsFileChanges<'_> {
-        XfsFileChanges::new(&self.transactions, &self.ids)
     }
 
     /// An inode as the last commit has left it; `ENOENT` when it is not in use.

@@ -101,7 +101,8 @@ impl LiveContents<'_> {
         })
     }
 
-    fn change_settled(
+    /// Calls `change` for a file that is settled.
+    pub(super) fn change_settled(
         &self,
         settled: &SettledFile<'_>,
         change: impl Fn(&XfsFileChanges<'_>) -> Result<()>,

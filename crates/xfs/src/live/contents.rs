@@ -76,6 +76,11 @@ impl LiveContents<'_> {
         self.data.write(&self.buffer, offset, data)
     }
 
+    /// The same, and nothing of the file stays in memory.
+    fn write_direct(&self, offset: u64, data: &[u8]) -> Result<()> {
+        self.data.write_direct(&self.buffer, offset, data)
+    }
+
     /// Sets the size.
     pub(super) fn truncate(&self, size: u64) -> Result<()> {
         self.data.truncate(&self.buffer, size)
@@ -124,9 +129,7 @@ impl XfsLive {
         data: &[u8],
         at: Timestamp,
     ) -> Result<()> {
-        self.change_data(file, offset, data, at, |LiveContents { data: way, buffer }| {
-            way.write_direct(buffer, offset, data)
-        })
+        self.change_data(file, offset, data, at, |contents| contents.write_direct(offset, data))
     }
 
     fn change_data(

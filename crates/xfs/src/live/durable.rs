@@ -100,19 +100,6 @@ impl XfsLive {
         }
     }
 
-    /// The same when bytes were written. Within a tick of the times of the file it keeps them,
-    /// unless somebody has seen these.
-    pub(super) fn touch_written(&self, inode: &LoadedInode, at: Timestamp) -> Result<()> {
-        let is_now = |field| {
-            let age = nanos(at) - nanos(timestamp(inode.core.time(field)));
-            (0..TICK_NANOS).contains(&age)
-        };
-        if is_now(inode.core.mtime) && is_now(inode.core.ctime) && !inode.is_seen() {
-            return Ok(());
-        }
-        self.touch_data(inode.ino, at)
-    }
-
     /// Sets the times of a file whose data has changed, after that. The caller has its lock.
     pub(super) fn touch_data(&self, ino: Ino, at: Timestamp) -> Result<()> {
         let mut t = self.transactions.begin(Kind::ChangeTimes, 0)?;
@@ -131,6 +118,19 @@ impl XfsLive {
         };
         state.times = Some(TimesCommit { commit, before });
         Ok(())
+    }
+
+    /// The same when bytes were written. Within a tick of the times of the file it keeps them,
+    /// unless a caller has seen these.
+    pub(super) fn touch_written(&self, inode: &LoadedInode, at: Timestamp) -> Result<()> {
+        let is_now = |field| {
+            let age = nanos(at) - nanos(timestamp(inode.core.time(field)));
+            (0..TICK_NANOS).contains(&age)
+        };
+        if is_now(inode.core.mtime) && is_now(inode.core.ctime) && !inode.is_seen() {
+            return Ok(());
+        }
+        self.touch_data(inode.ino, at)
     }
 
     /// The same for a change that may have failed, with what became of it. If it has changed a part

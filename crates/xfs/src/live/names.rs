@@ -129,7 +129,7 @@ impl XfsLive {
     ) -> Result<()> {
         let _call = self.enter()?;
         let directories = [self.directory(from.dir)?, self.directory(to.dir)?];
-        if self.look_up(&directories[1], to.name).is_ok() {
+        if self.buffered.bytes() > 0 && self.look_up(&directories[1], to.name).is_ok() {
             // Programs write a new file and move it over the old one, and often sync neither. After
             // a crash one of the two is there whole.
             if let Ok(ino) = self.look_up(&directories[0], from.name) {

@@ -198,13 +198,9 @@ impl LivePair<'_> {
             |at: FilePosition| (ino_of(at.file), FileBlock((at.offset + range.start) / block));
         let blocks = (range.end - range.start).div_ceil(block);
         let clone = XfsCloneRange { from: place(self.from), to: place(self.to), blocks };
-        let changes = self.live.file_changes();
         self.live.data().with_space(|| {
             let (target, _source) = self.settle_both(&range)?;
-            let outcome = changes.clone_range(&clone, size);
-            // Also one that fails may have changed the size.
-            target.resized(changes.size(self.target.buffer.ino())?);
-            outcome
+            self.target.change_settled(&target, |changes| changes.clone_range(&clone, size))
         })
     }
 

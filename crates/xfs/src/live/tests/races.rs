@@ -77,9 +77,9 @@ fn a_group_is_not_locked_while_it_is_discarded() {
             );
             let file = make(&live, dir.unwrap(), "file");
             live.write(file, 0, &vec![7; 100_000], AT).unwrap();
-            let places = live.file_changes().prepare_write(Ino(file.ino), 0..25).unwrap();
+            let places = live.data().changes().prepare_write(Ino(file.ino), 0..25).unwrap();
             for place in places {
-                let at = live.file_changes().device_place(place.start).unwrap().bytes();
+                let at = live.data().changes().device_place(place.start).unwrap().bytes();
                 let end = at + u64::from(place.count) * 4096;
                 assert!(end <= start || start + len <= at, "{at}..{end} is being discarded");
             }

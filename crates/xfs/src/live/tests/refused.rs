@@ -99,9 +99,9 @@ impl MemoryXfs {
 
     /// The group and the place on the device of the first block of a file.
     fn first_block(&self, file: FileId) -> (AgNumber, u64) {
-        let places = self.live.file_changes().prepare_write(Ino(file.ino), 0..1).unwrap();
+        let places = self.live.data().changes().prepare_write(Ino(file.ino), 0..1).unwrap();
         let start = places[0].start;
-        let at = self.live.file_changes().device_place(start).unwrap().bytes();
+        let at = self.live.data().changes().device_place(start).unwrap().bytes();
         (self.live.transactions.geometry().split(start).unwrap().0, at)
     }
 
