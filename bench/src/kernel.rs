@@ -87,7 +87,7 @@ fn root_of(mount: &Path) -> Result<OwnedFd> {
 }
 
 /// Makes a new sparse image.
-fn new_image(image: &Path, size_bytes: u64) -> Result {
+pub(crate) fn new_image(image: &Path, size_bytes: u64) -> Result {
     remove_image(image)?;
     File::create(image)
         .and_then(|file| file.set_len(size_bytes))

@@ -2,7 +2,6 @@
 //! running.
 
 use std::ffi::OsStr;
-use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -15,7 +14,7 @@ use rustix::mount::UnmountFlags;
 use super::null::NullFilesystem;
 use super::{FUSER, NULL, independent};
 use crate::Result;
-use crate::kernel::remove_image;
+use crate::kernel::new_image;
 
 /// A side of the benchmark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -148,16 +147,8 @@ impl Drop for MountedSide {
     }
 }
 
-/// Makes a new sparse image.
-fn new_image(places: &MountPaths<'_>) -> Result {
-    remove_image(places.image)?;
-    File::create(places.image)
-        .and_then(|file| file.set_len(places.image_bytes))
-        .map_err(|error| format!("{}: {error}", places.image.display()))
-}
-
 fn ours(places: &MountPaths<'_>, transport: &str) -> Result<MountUndo> {
-    new_image(places)?;
+    new_image(places.image, places.image_bytes)?;
     let program = places.offshoot.display().to_string();
     let image = places.image.as_os_str();
     try_run(&program, &["mkfs".as_ref(), image])?;
@@ -177,7 +168,7 @@ fn ours(places: &MountPaths<'_>, transport: &str) -> Result<MountUndo> {
 }
 
 fn kernel(places: &MountPaths<'_>, kind: &str, mkfs: &[&str]) -> Result<MountUndo> {
-    new_image(places)?;
+    new_image(places.image, places.image_bytes)?;
     let image = places.image.as_os_str();
     let mut words: Vec<&OsStr> = mkfs.iter().map(OsStr::new).collect();
     words.push(image);

@@ -5,7 +5,6 @@ use std::fs::File;
 use std::path::Path;
 
 use offshoot_testkit::run::command;
-use offshoot_testkit::xfs::disk::XfsShutdown;
 use offshoot_testkit::xfs::judges;
 
 use super::{FewFiles, lines};
@@ -115,12 +114,7 @@ fn a_log_that_is_not_empty_is_recovered_first() {
     let Some(judges) = judges::require() else { return };
     let few = FewFiles::new(&judges);
     let disk = &few.filled.disk;
-    let mut mount = disk.mount("rw", &[]);
-    let after = mount.path().join("after");
-    std::fs::write(&after, "logged").expect("a file");
-    File::open(after).and_then(|file| file.sync_all()).expect("an fsync");
-    disk.shut_down(&mut mount, XfsShutdown::LogWritten);
-    drop(mount);
+    few.leave_a_log();
     let output = lines::offshoot(few.dir(), &["mkdir", "v.img:/new"]);
     let said = String::from_utf8_lossy(&output.stderr);
     let is_told = said.contains("its log is replayed to the device") && said.lines().count() == 1;

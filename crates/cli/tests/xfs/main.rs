@@ -22,10 +22,12 @@ mod made;
 mod refused;
 mod rescued;
 
+use std::fs::File;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
 use offshoot_testkit::fill::{directory, write};
+use offshoot_testkit::xfs::disk::XfsShutdown;
 use offshoot_testkit::xfs::judges::XfsJudges;
 use offshoot_testkit::xfs::matrix::XfsVolumeKind;
 use offshoot_testkit::xfs::recipe::{FilledXfs, XfsRecipe};
@@ -49,6 +51,16 @@ impl FewFiles {
     /// The folder in which the program runs.
     fn dir(&self) -> &Path {
         self.filled.disk.image().parent().expect("images are in a folder")
+    }
+
+    /// Leaves a log that holds the file `after`, with the text `logged`.
+    fn leave_a_log(&self) {
+        let disk = &self.filled.disk;
+        let mut mount = disk.mount("rw", &[]);
+        let after = mount.path().join("after");
+        std::fs::write(&after, "logged").expect("a file");
+        File::open(after).and_then(|file| file.sync_all()).expect("an fsync");
+        disk.shut_down(&mut mount, XfsShutdown::LogWritten);
     }
 
     #[track_caller]

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-use offshoot_testkit::xfs::disk::{RECOVERY, XfsDisk, XfsShutdown};
+use offshoot_testkit::xfs::disk::{RECOVERY, XfsDisk};
 use offshoot_testkit::xfs::judges;
 use offshoot_testkit::xfs::old::mkfs_with;
 
@@ -143,12 +143,7 @@ fn a_log_that_is_not_empty_is_replayed_in_memory_or_ignored() {
     let Some(judges) = judges::require() else { return };
     let few = FewFiles::new(&judges);
     let disk = &few.filled.disk;
-    let mut mount = disk.mount("rw", &[]);
-    let after = mount.path().join("after");
-    std::fs::write(&after, "logged").expect("a file");
-    File::open(after).and_then(|file| file.sync_all()).expect("an fsync");
-    disk.shut_down(&mut mount, XfsShutdown::LogWritten);
-    drop(mount);
+    few.leave_a_log();
     let before = std::fs::read(disk.image()).expect("an image");
     for line in ["ls v.img", "cat v.img:/after", "extract v.img out", "df v.img"] {
         let words: Vec<_> = line.split(' ').collect();
