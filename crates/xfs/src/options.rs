@@ -30,6 +30,10 @@ pub struct XfsOptions {
     /// write everything in its place. `None` for no such threads: changes are durable when they are
     /// synced, and when the log or memory needs their room.
     pub sync_interval: Option<Duration>,
+    /// Whether the log is written only at points that calls decide, and its transaction ids are not
+    /// random. Then the calls of one thread on a new volume, without a `sync_interval`, make the
+    /// same bytes each time. After a crash such a volume must not be used.
+    pub is_reproducible: bool,
     /// The callback that gets an [`XfsReport`](crate::XfsReport) of each problem that did not fail
     /// a call.
     pub reporter: Option<XfsReporter>,
@@ -44,6 +48,7 @@ impl Default for XfsOptions {
             dirty_bytes: 64 << 20,
             shadow_round_bytes: 512,
             sync_interval: Some(Duration::from_secs(30)),
+            is_reproducible: false,
             reporter: None,
         }
     }
