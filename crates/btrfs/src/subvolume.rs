@@ -57,10 +57,11 @@ pub(crate) fn derived_uuid(parts: &[&[u8]]) -> Uuid {
 
 /// The UUID of a new subvolume or snapshot.
 fn new_uuid(volume: &Rooms, id: TreeId) -> Uuid {
-    match volume.options.subvolume_uuids {
-        Some(seed) => derived_uuid(&[seed.as_bytes(), &id.0.to_le_bytes(), b"new subvolume"]),
-        None => Uuid::new_v4(),
+    if !volume.options.is_reproducible {
+        return Uuid::new_v4();
     }
+    let seed = volume.superblock().metadata_uuid;
+    derived_uuid(&[seed.as_bytes(), &id.0.to_le_bytes(), b"new subvolume"])
 }
 
 /// The name of the entry in the root tree that leads to the default subvolume.

@@ -249,7 +249,7 @@ impl BuildRun<'_> {
         let fresh = match self.arguments.volume.format {
             NewVolumeFormat::Btrfs => {
                 let storing = self.arguments.storing.chosen();
-                btrfs::build::open_new(device, storing, uuid, self.console)
+                btrfs::build::open_new(device, storing, self.console)
             }
             NewVolumeFormat::Xfs => xfs::build::open_new(device, self.console),
         }?;

@@ -13,7 +13,6 @@ use offshoot_vfs::path::{LastLink, at_path, resolve};
 use offshoot_vfs::{
     self as vfs, EntryPlace, Errno, FileSystem, FileSystemMut, NewFile, Timestamp, Volume,
 };
-use uuid::Uuid;
 
 use super::storing::Storing;
 use crate::exit::{Result, VerbFailure};
@@ -118,13 +117,12 @@ pub(in crate::verbs) fn settle_subvolumes(
 pub(in crate::verbs) fn open_new(
     device: Arc<dyn BlockDevice>,
     storing: Storing,
-    uuid: Uuid,
     console: &Arc<Console>,
 ) -> vfs::Result<FreshVolume> {
     let console = console.clone();
     let mut options = EngineOptions {
         commit_interval: None,
-        subvolume_uuids: Some(uuid),
+        is_reproducible: true,
         reporter: Some(Arc::new(move |report| console.warning(report))),
         ..EngineOptions::default()
     };
