@@ -202,6 +202,6 @@ impl BenchOptions {
 
     /// The directory for volumes and output.
     fn dir(&self) -> Option<PathBuf> {
-        self.get("--dir").map(PathBuf::from)
+        self.get("--dir").and_then(|dir| std::path::absolute(dir).ok())
     }
 }
