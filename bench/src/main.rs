@@ -27,6 +27,7 @@ mod data;
 mod dir_fsync;
 mod enospc;
 mod extract;
+mod formats;
 mod fs_mark;
 mod fsync;
 mod kernel;
@@ -55,15 +56,17 @@ const HELP: &str = "\
 Usage: offshoot-bench extract --offshoot PROGRAM --dir DIR [--source PATH] [--rounds N]
        offshoot-bench tree [--dir DIR] [--rounds N] [--items N]
        offshoot-bench fs-mark --offshoot PROGRAM --dir DIR [--threads N,N...] [--files N]
-                      [--rounds N] [--size BYTES] [--turns N] [--no-proof]
+                      [--rounds N] [--size BYTES] [--turns N] [--no-proof] [--no-switches]
                       [--format btrfs|xfs] [--log-mib N]
        offshoot-bench enospc --offshoot PROGRAM --dir DIR [--mib N] [--workers N]
                       [--file-size BYTES] [--turns N]
        offshoot-bench data --dir DIR [--groups GROUP,GROUP...] [--mib N] [--random-mib N]
                       [--snapshots N] [--files N] [--turns N] [--no-proof]
+                      [--format btrfs|xfs]
        offshoot-bench dir-fsync --offshoot PROGRAM --dir DIR [--files N] [--deletes N]
                       [--node-sizes BYTES,BYTES...] [--turns N] [--no-proof]
        offshoot-bench fsync --dir DIR [--threads N,N...] [--fsyncs N] [--turns N] [--no-proof]
+                      [--format btrfs|xfs]
        offshoot-bench members [--dir DIR] [--latency-us N] [--rate-mib N] [--fsyncs N] [--mib N]
                       [--turns N]
        offshoot-bench mount --offshoot PROGRAM --dir DIR [--sides SIDE,SIDE...] [--loads LOAD,LOAD...]
@@ -107,12 +110,13 @@ Options:
   --workers N         Threads that fill it [default: 8]
   --file-size BYTES   What each file in it holds [default: 1024]; twice that where half of them
                       are written directly
-  --sides SIDES       What is mounted, of ours, btrfs, xfs and null, of ours-dev and null-dev,
-                      which are served over /dev/fuse, and of fuser, which is null-dev with the
+  --sides SIDES       What is mounted, of ours, ours-xfs, btrfs, xfs and null, of ours-dev,
+                      ours-xfs-dev and null-dev, which are served over /dev/fuse, and of fuser, which is null-dev with the
                       crate of this name as its server [default: ours,null,btrfs,xfs]
   --loads LOADS       What is measured of empty, small, data and tree [default: all]
   --turns N           How often each side runs [default: 3]
   --no-proof          Let no judge look at what was made
+  --no-switches       Leave out the runs with a mechanism switched off, and on one core
 ";
 
 fn main() -> ExitCode {
@@ -200,8 +204,17 @@ impl BenchOptions {
         self.get("--offshoot").map(PathBuf::from)
     }
 
+    /// Whether the volumes are of XFS; `None` for a format that is not known.
+    fn is_xfs(&self) -> Option<bool> {
+        match self.get("--format") {
+            None | Some("btrfs") => Some(false),
+            Some("xfs") => Some(true),
+            Some(_) => None,
+        }
+    }
+
     /// The directory for volumes and output.
     fn dir(&self) -> Option<PathBuf> {
-        self.get("--dir").map(PathBuf::from)
+        self.get("--dir").and_then(|dir| std::path::absolute(dir).ok())
     }
 }
