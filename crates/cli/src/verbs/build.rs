@@ -94,12 +94,11 @@ pub(super) fn run(
     options.images.extend(host_id_of_file(&image.path));
     let run =
         BuildRun { arguments, inputs, subvolumes, made, image, permissions, process, console };
-    let (mut size_bytes, expected) = match arguments.size {
-        Some(bytes) => (bytes, run.expected(&options)?),
-        None => {
-            let size = run.measure(&options)?;
-            (size_for(&size, &arguments.volume), Some(size.data_bytes))
-        }
+    let (mut size_bytes, expected) = if let Some(bytes) = arguments.size {
+        (bytes, run.expected(&options)?)
+    } else {
+        let size = run.measure(&options)?;
+        (size_for(&size, &arguments.volume), Some(size.data_bytes))
     };
     let mut grown = 0;
     let built = loop {

@@ -290,40 +290,36 @@ impl<'a> Builder<'a> {
                 first = Some((entry.name.to_vec(), entry.file));
                 ControlFlow::Break(())
             })?;
-            match first {
-                Some((name, file)) => {
-                    let place = EntryPlace { dir, name: &name };
-                    match fs.unlink(place, at) {
-                        Err(error) if error.errno() == Errno::ISDIR => stack.push((file, name)),
-                        unlinked => unlinked?,
-                    }
+            if let Some((name, file)) = first {
+                match fs.unlink(EntryPlace { dir, name: &name }, at) {
+                    Err(error) if error.errno() == Errno::ISDIR => stack.push((file, name)),
+                    unlinked => unlinked?,
                 }
-                None => {
-                    let emptied = stack.pop();
-                    if let (Some((parent, _)), Some((_, name))) = (stack.last(), emptied) {
-                        fs.rmdir(EntryPlace { dir: *parent, name: &name }, at)?;
-                    }
-                }
+                continue;
+            }
+            let emptied = stack.pop();
+            if let (Some((parent, _)), Some((_, name))) = (stack.last(), emptied) {
+                fs.rmdir(EntryPlace { dir: *parent, name: &name }, at)?;
             }
         }
         Ok(())
     }
 
-    /// Makes a file with `make`. What has its name goes before that.
+    /// Makes a file with `call`. What has its name goes before that.
     fn make(
         &mut self,
         name: &[u8],
-        make: impl Fn(&dyn FileSystemMut, EntryPlace<'_>) -> VfsResult<FileId>,
+        call: impl Fn(&dyn FileSystemMut, EntryPlace<'_>) -> VfsResult<FileId>,
     ) -> VfsResult<FileId> {
         self.touch_here();
         let Some(level) = self.levels.last() else {
             return Err(Error::posix(Errno::NOENT, "the way"));
         };
         let place = EntryPlace { dir: level.file, name };
-        match make(self.context.fs, place) {
+        match call(self.context.fs, place) {
             Err(error) if error.errno() == Errno::EXIST => {
                 self.remove_place(place)?;
-                make(self.context.fs, place)
+                call(self.context.fs, place)
             }
             made => made,
         }

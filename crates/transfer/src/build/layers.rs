@@ -559,23 +559,21 @@ fn for_this_machine(images: &[Descriptor]) -> Result<Descriptor, SourceProblem> 
             .is_some_and(|platform| platform.os == "linux" && platform.architecture == architecture)
     };
     let mut fitting = images.iter().filter(is_for);
-    match (fitting.next(), fitting.next()) {
-        (Some(only), None) => Ok(only.clone()),
-        _ => {
-            let name = |image: &Descriptor| {
-                let name = image.annotations.get(REF_NAME).cloned();
-                let platform = image.platform.as_ref();
-                let platform = platform.map(|of| format!("{}/{}", of.os, of.architecture));
-                name.or(platform).map(|name| Escaped(name.as_bytes()).to_string())
-            };
-            let names: Vec<_> = images.iter().filter_map(name).collect();
-            Err(SourceProblem::Refused(format!(
-                "{} images are in it, and not one of them is for this machine alone: {}",
-                images.len(),
-                names.join(", ")
-            )))
-        }
+    if let (Some(only), None) = (fitting.next(), fitting.next()) {
+        return Ok(only.clone());
     }
+    let name = |image: &Descriptor| {
+        let name = image.annotations.get(REF_NAME).cloned();
+        let platform = image.platform.as_ref();
+        let platform = platform.map(|of| format!("{}/{}", of.os, of.architecture));
+        name.or(platform).map(|name| Escaped(name.as_bytes()).to_string())
+    };
+    let names: Vec<_> = images.iter().filter_map(name).collect();
+    Err(SourceProblem::Refused(format!(
+        "{} images are in it, and not one of them is for this machine alone: {}",
+        images.len(),
+        names.join(", ")
+    )))
 }
 
 /// An image in an archive of `docker save`.

@@ -163,7 +163,7 @@ impl TarReader<'_> {
             io::copy(&mut self.input, &mut io::sink())?;
             return Ok(Err(ArchiveEnd::Marked));
         }
-        let header = Header::new(block);
+        let header = Header::new(&block);
         if !header.has_right_checksum() {
             return Err(if is_first {
                 SourceProblem::Refused("it is no tar archive".to_owned())

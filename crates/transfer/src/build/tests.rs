@@ -293,14 +293,14 @@ fn a_directory_of_the_host() {
     options.exclude(b"*.o");
     options.images.extend(crate::host::host_id_of_file(&top.join("image")));
     let source = || BuildSource::named(top.as_os_str());
-    let size = measure_sources(
+    let measured = measure_sources(
         &[BuildInput { source: source(), to: Vec::new() }],
         &options,
         process(),
         &Printed,
     );
-    let size = size.expect("a size");
-    assert_eq!((size.entries, size.directories, size.data_bytes), (6, 3, 2));
+    let measured = measured.expect("a size");
+    assert_eq!((measured.entries, measured.directories, measured.data_bytes), (6, 3, 2));
     let outcome = site.build_with(&options, vec![(source(), "/to")]).expect("a build");
     // The place that it is built to is made first.
     assert_eq!((outcome.files, outcome.directories, outcome.bytes), (3, 4, 1));

@@ -16,8 +16,8 @@ pub(super) struct Header {
 }
 
 impl Header {
-    pub(super) fn new(block: [u8; BLOCK]) -> Self {
-        Self { block }
+    pub(super) fn new(block: &[u8; BLOCK]) -> Self {
+        Self { block: *block }
     }
 
     fn field(&self, start: usize, len: usize) -> &[u8] {

@@ -16,7 +16,7 @@
 //! Others are for what a volume has no place for, and left out: names of users and groups,
 //! comments, the time of the last change of the inode.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use offshoot_vfs::Timestamp;
 use offshoot_vfs::escape::Escaped;
@@ -37,6 +37,8 @@ pub(super) struct Records {
     pub(super) dev_major: Option<u32>,
     pub(super) dev_minor: Option<u32>,
     pub(super) xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
+    /// The names that libarchive, which quotes more, has in the other record of an attribute.
+    misspelled: BTreeSet<Vec<u8>>,
     pub(super) acl_access: Option<Vec<u8>>,
     pub(super) acl_default: Option<Vec<u8>>,
     pub(super) sparse: SparseRecords,
@@ -83,11 +85,18 @@ impl Records {
             }
             _ => {
                 if let Some(name) = key.strip_prefix(b"SCHILY.xattr.") {
-                    self.xattrs.insert(schily_name(name), value.to_vec());
+                    let name = schily_name(name);
+                    if !self.misspelled.contains(&name) {
+                        self.xattrs.insert(name, value.to_vec());
+                    }
                 } else if let Some(name) = key.strip_prefix(b"LIBARCHIVE.xattr.") {
-                    let name = unquoted(name, |_| true);
+                    let (exact, misspelled) = (unquoted(name, |_| true), schily_name(name));
                     let value = base64(value).ok_or_else(|| is_wrong(key))?;
-                    self.xattrs.insert(name, value);
+                    if misspelled != exact {
+                        self.xattrs.remove(&misspelled);
+                        self.misspelled.insert(misspelled);
+                    }
+                    self.xattrs.insert(exact, value);
                 } else if let Some(key) = key.strip_prefix(b"GNU.sparse.") {
                     self.sparse.set(key, value)?;
                 }
@@ -101,7 +110,8 @@ impl Records {
         let texts = [&self.path, &self.link, &self.acl_access, &self.acl_default];
         let texts = texts.into_iter().flatten().map(Vec::len);
         let xattrs = self.xattrs.iter().map(|(name, value)| name.len() + value.len() + 128);
-        texts.chain(xattrs).sum::<usize>() + self.sparse.held_bytes()
+        let misspelled = self.misspelled.iter().map(|name| name.len() + 64);
+        texts.chain(xattrs).chain(misspelled).sum::<usize>() + self.sparse.held_bytes()
     }
 }
 
@@ -165,15 +175,12 @@ fn unquoted(text: &[u8], is_quoted: impl Fn(u8) -> bool) -> Vec<u8> {
             [b'%', high, low, ..] => hex(*high).zip(hex(*low)).map(|(high, low)| high << 4 | low),
             _ => None,
         };
-        match quoted.filter(|&byte| is_quoted(byte)) {
-            Some(byte) => {
-                bytes.push(byte);
-                rest = rest.get(3..).unwrap_or_default();
-            }
-            None => {
-                bytes.push(first);
-                rest = after;
-            }
+        if let Some(byte) = quoted.filter(|&byte| is_quoted(byte)) {
+            bytes.push(byte);
+            rest = rest.get(3..).unwrap_or_default();
+        } else {
+            bytes.push(first);
+            rest = after;
         }
     }
     bytes
@@ -251,8 +258,16 @@ mod tests {
     fn records_count_from_the_last() {
         let mut records = Records::default();
         let text = b"12 path=abc\n5 x=\n8 path=\n37 SCHILY.xattr.user.a%3Db%25c%41=v=\n";
-        records.apply(text).ok().expect("they are records");
+        records.apply(text).expect("they are records");
         assert_eq!(records.path, None);
+        // libarchive writes each attribute in both records, with a name that is quoted.
+        let both = b"33 SCHILY.xattr.user.of%20it=yes\n38 LIBARCHIVE.xattr.user.of%20it=eWVz\n";
+        for half in [&both[..], &both[33..], &both[..33]] {
+            records.apply(half).expect("they are records");
+        }
+        let names: Vec<_> =
+            records.xattrs.keys().map(|name| name.escape_ascii().to_string()).collect();
+        assert_eq!(names, ["user.a=b%c%41", "user.of it"]);
         assert_eq!(records.xattrs.get(&b"user.a=b%c%41"[..]).map(Vec::as_slice), Some(&b"v="[..]));
         for text in
             [&b"5"[..], b"5 a=b", b"3 a=b\n", b"99 a=b\n", b"6 abc\n", b"0 a=b\n", b"-6 a=b\n"]

@@ -1,5 +1,6 @@
 //! Container images: layers, whiteouts, digests, and the layouts that hold them.
 
+use std::fmt::Write as _;
 use std::io::Write;
 
 use serde_json::{Value, json};
@@ -16,7 +17,11 @@ struct NewImage {
 }
 
 fn hex(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+    let mut text = String::new();
+    for byte in Sha256::digest(bytes) {
+        write!(text, "{byte:02x}").expect("a string");
+    }
+    text
 }
 
 impl NewImage {
