@@ -5,6 +5,9 @@
 //! include the sync at the end. Every run has a new volume. After every run of ours, `proof` checks
 //! that the volume holds the acknowledged files.
 //!
+//! Ours may keep as many bytes that are not stored yet as the kernel may: its `vm.dirty_ratio`, in
+//! percent of the memory that is available.
+//!
 //! Of XFS, the size of the log is that of the option `--log-mib`, or what mkfs takes.
 //!
 //! Then ours of btrfs runs once with each mechanism switched off, and once on a single core. With
@@ -18,7 +21,7 @@ use offshoot_testkit::btrfs::judges;
 use serde_json::{Value, json};
 
 use crate::kernel::KernelVolume;
-use crate::measure::{drop_caches, machine_cpu};
+use crate::measure::{drop_caches, kernel_dirty_bytes, machine_cpu};
 use crate::ours::ProgramPaths;
 use crate::proof::{prove, prove_xfs};
 use crate::table::{median, shown, write_values};
@@ -50,6 +53,7 @@ struct FsMarkJob {
     size: usize,
     turns: usize,
     is_proved: bool,
+    has_switches: bool,
     is_xfs: bool,
     log_mib: Option<u64>,
     ours: ProgramPaths,
@@ -61,7 +65,7 @@ pub(crate) fn benchmark(args: &[String]) -> Option<Result> {
     let options = BenchOptions::parse(
         args,
         &["--threads", "--files", "--rounds", "--size", "--turns", "--format", "--log-mib"],
-        &["--no-proof"],
+        &["--no-proof", "--no-switches"],
     )?;
     let dir = options.dir()?;
     let job = FsMarkJob {
@@ -71,6 +75,7 @@ pub(crate) fn benchmark(args: &[String]) -> Option<Result> {
         size: usize::try_from(options.number("--size", 0)?).ok()?,
         turns: usize::try_from(options.number("--turns", 3)?).ok()?,
         is_proved: !options.has("--no-proof"),
+        has_switches: !options.has("--no-switches"),
         is_xfs: match options.get("--format") {
             None | Some("btrfs") => false,
             Some("xfs") => true,
@@ -117,6 +122,10 @@ impl FsMarkJob {
             let baseline = speed(&kernel);
             print_row(threads, &ours, baseline);
             print_row(threads, &kernel, baseline);
+            all.extend(ours.into_iter().chain(kernel));
+            if !self.has_switches {
+                continue;
+            }
             let mut once = |name, under: &[&str], options: &[&str]| -> Result {
                 let run = self.ours(threads, name, under, options)?;
                 print_row(threads, std::slice::from_ref(&run), baseline);
@@ -127,7 +136,6 @@ impl FsMarkJob {
             for (name, options) in if self.is_xfs { XFS_SWITCHES } else { SWITCHES } {
                 once(name, &[], options)?;
             }
-            all.extend(ours.into_iter().chain(kernel));
         }
         print_ratios(&all);
         write_values(&self.dir.join("fs-mark.json"), all)
@@ -162,6 +170,7 @@ impl FsMarkJob {
             ("--rounds", self.rounds),
             ("--size", self.size as u64),
             ("--image-size", size),
+            ("--dirty-bytes", kernel_dirty_bytes()?),
         ]
         .iter()
         .flat_map(|(option, value)| [(*option).to_owned(), value.to_string()])

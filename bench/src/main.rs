@@ -55,7 +55,7 @@ const HELP: &str = "\
 Usage: offshoot-bench extract --offshoot PROGRAM --dir DIR [--source PATH] [--rounds N]
        offshoot-bench tree [--dir DIR] [--rounds N] [--items N]
        offshoot-bench fs-mark --offshoot PROGRAM --dir DIR [--threads N,N...] [--files N]
-                      [--rounds N] [--size BYTES] [--turns N] [--no-proof]
+                      [--rounds N] [--size BYTES] [--turns N] [--no-proof] [--no-switches]
                       [--format btrfs|xfs] [--log-mib N]
        offshoot-bench enospc --offshoot PROGRAM --dir DIR [--mib N] [--workers N]
                       [--file-size BYTES] [--turns N]
@@ -113,6 +113,7 @@ Options:
   --loads LOADS       What is measured of empty, small, data and tree [default: all]
   --turns N           How often each side runs [default: 3]
   --no-proof          Let no judge look at what was made
+  --no-switches       Leave out the runs with a mechanism switched off, and on one core
 ";
 
 fn main() -> ExitCode {
@@ -202,6 +203,6 @@ impl BenchOptions {
 
     /// The directory for volumes and output.
     fn dir(&self) -> Option<PathBuf> {
-        self.get("--dir").map(PathBuf::from)
+        self.get("--dir").and_then(|dir| std::path::absolute(dir).ok())
     }
 }

@@ -79,3 +79,17 @@ pub(crate) fn machine_cpu() -> Result<Duration> {
     let busy = fields.iter().take(7).sum::<u64>() - fields.iter().skip(3).take(2).sum::<u64>();
     Ok(Duration::from_millis(busy * 1000 / TICKS_PER_SECOND))
 }
+
+/// The bytes that the kernel lets all files have in memory before those who write wait for the
+/// device, as it counts them by default: in percent of the memory that is available.
+pub(crate) fn kernel_dirty_bytes() -> Result<u64> {
+    let read = |path: &str| std::fs::read_to_string(path).map_err(|e| format!("{path}: {e}"));
+    let number = |text: &str| text.split_whitespace().find_map(|word| word.parse::<u64>().ok());
+    let percent = number(&read("/proc/sys/vm/dirty_ratio")?);
+    let memory = read("/proc/meminfo")?;
+    let available = memory.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kib = available.and_then(number).ok_or("/proc/meminfo has no MemAvailable")?;
+    // With 0 a number of bytes is set instead.
+    let percent = percent.filter(|&percent| percent > 0).ok_or("vm.dirty_ratio is not set")?;
+    Ok((kib << 10) / 100 * percent)
+}

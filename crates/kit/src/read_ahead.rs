@@ -5,6 +5,8 @@
 //! this read is verified, decoded and used. Each shard remembers only the ends of the last
 //! 8 reads. So several files, or several places of one file, can be read in turns, and
 //! each is read ahead. Random reads push out the readers that have been idle longest.
+//!
+//! What is told of several files at once is told in the order of the devices ([`near_runs`]).
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -22,6 +24,25 @@ const MOST_BYTES: u64 = 8 << 20;
 
 /// The readers that a shard remembers. If more take turns, they look like random reads.
 const READERS: usize = 8;
+
+/// Ranges of a device that are at most this far apart are told of as one, in bytes: to skip the gap
+/// would cost the device more than to read it.
+const GAP_BYTES: u64 = 64 << 10;
+
+/// Joins ranges of devices that are near each other, and returns them in the order of the devices
+/// and of the places on each.
+#[must_use]
+pub fn near_runs<D: Copy + Ord>(mut ranges: Vec<(D, Range<u64>)>) -> Vec<(D, Range<u64>)> {
+    ranges.sort_unstable_by_key(|(device, range)| (*device, range.start));
+    ranges.dedup_by(|(next_device, next), (device, run)| {
+        let is_near = next_device == device && next.start <= run.end.saturating_add(GAP_BYTES);
+        if is_near {
+            run.end = run.end.max(next.end);
+        }
+        is_near
+    });
+    ranges
+}
 
 /// The last reads of a volume.
 #[derive(Default)]
@@ -93,6 +114,16 @@ mod tests {
     use super::*;
 
     const FILE: FileId = FileId { dev: 5, ino: 257 };
+
+    #[test]
+    fn near_ranges_of_a_device_are_told_of_as_one() {
+        let far = 10 + GAP_BYTES + 1;
+        let ranges = vec![(1, far..far + 9), (1, 4..10), (0, 12..14), (1, 0..6), (1, 2..3)];
+        assert_eq!(near_runs(ranges), [(0, 12..14), (1, 0..10), (1, far..far + 9)]);
+        let touching = vec![(0, 10 + GAP_BYTES..u64::MAX), (0, 0..10), (0, u64::MAX..u64::MAX)];
+        assert_eq!(near_runs(touching), [(0, 0..u64::MAX)]);
+        assert_eq!(near_runs::<u8>(Vec::new()), []);
+    }
 
     #[test]
     fn what_comes_next_is_told_once_and_in_time() {

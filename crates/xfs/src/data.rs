@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use offshoot_kit::read_ahead::ReadAhead;
+use offshoot_kit::read_ahead::{ReadAhead, near_runs};
 use offshoot_vfs::{Code, Errno, Error, FileType, Result};
 use offshoot_xfs_format::FileBlock;
 use offshoot_xfs_format::inode::XfsInodeFlags;
@@ -171,16 +171,47 @@ impl<'a> FileContent<'a> {
 
     /// Tells the device of the data in `range`. An error is ignored: the read meets it again.
     pub(crate) fn prefetch(&self, range: Range<u64>) {
-        let Ok(mut pieces) = self.pieces(range) else { return };
-        for _ in 0..MOST_HINTS {
-            let Ok(Some(piece)) = pieces.next() else { return };
-            self.hint(&piece);
-        }
+        let mut hints = DataHints::default();
+        hints.add(self, range);
+        hints.tell(self.buffers);
     }
 
     fn hint(&self, piece: &DataPiece) {
-        let len = piece.range.end - piece.range.start;
-        self.buffers.prefetch(piece.place, len.min(MOST_HINT_BYTES));
+        prefetch(self.buffers, &piece.first_bytes());
+    }
+}
+
+/// Places of the data of files that are about to be read.
+#[derive(Default)]
+pub(crate) struct DataHints(Vec<((), Range<u64>)>);
+
+impl DataHints {
+    /// Adds the first extents of a range of a file. An error is ignored: the read meets it again.
+    pub(crate) fn add(&mut self, content: &FileContent<'_>, range: Range<u64>) {
+        let Ok(mut pieces) = content.pieces(range) else { return };
+        for _ in 0..MOST_HINTS {
+            let Ok(Some(piece)) = pieces.next() else { return };
+            self.0.push(((), piece.first_bytes()));
+        }
+    }
+
+    /// Tells the device of all of them, in its order and with small gaps closed.
+    pub(crate) fn tell(self, buffers: &XfsBuffers) {
+        for ((), run) in near_runs(self.0) {
+            prefetch(buffers, &run);
+        }
+    }
+}
+
+fn prefetch(buffers: &XfsBuffers, range: &Range<u64>) {
+    buffers.prefetch(range.start, range.end - range.start);
+}
+
+impl DataPiece {
+    /// The bytes of the device that it is told of.
+    fn first_bytes(&self) -> Range<u64> {
+        let len = (self.range.end - self.range.start).min(MOST_HINT_BYTES);
+        self.place..self.place.saturating_add(len)
     }
 }
 

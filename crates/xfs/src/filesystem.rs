@@ -18,7 +18,7 @@ use offshoot_xfs_format::{AgNumber, Ino, XfsGeometry};
 
 use crate::attr::FileXattrs;
 use crate::buffer::MOST_TRIES;
-use crate::data::FileContent;
+use crate::data::{DataHints, FileContent};
 use crate::dir::{DirectoryChildren, XfsDirectory};
 use crate::group;
 use crate::inode::{LoadedInode, XfsInodes, file_id};
@@ -428,15 +428,17 @@ impl FileSystem for XfsVolume {
     }
 
     fn prefetch(&self, files: &[FileId]) {
+        let mut hints = DataHints::default();
         for &file in files {
             // An error is ignored here: the read of the file meets it again.
             let _ = match &self.live {
-                Some(live) => live.prefetch(file),
+                Some(live) => live.add_hints(file, &mut hints),
                 None => self.in_data(file, |content| {
-                    content.prefetch(0..content.size());
+                    hints.add(content, 0..content.size());
                     Ok(())
                 }),
             };
         }
+        hints.tell(&self.volume.buffers);
     }
 }

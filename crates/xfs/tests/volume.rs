@@ -9,6 +9,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
+use offshoot_device::BlockDevice;
 use offshoot_testkit::host::HostFilesystem;
 use offshoot_testkit::random::{Random, seed_of_run};
 use offshoot_testkit::run::run;
@@ -429,4 +430,41 @@ fn other_contents_are_refused_by_name() {
     content.resize(70_000, 0);
     fs::write(&image, content).unwrap();
     assert_eq!(refused(&image).code(), Code::Superblock);
+}
+
+/// What a device is told to read soon.
+#[derive(Debug)]
+struct ToldDevice(Arc<dyn BlockDevice>, Mutex<Vec<(u64, u64)>>);
+
+impl offshoot_device::Delegate for ToldDevice {
+    fn inner(&self) -> &dyn BlockDevice {
+        &*self.0
+    }
+
+    fn prefetch(&self, offset: u64, len: u64) {
+        self.1.lock().unwrap().push((offset, len));
+    }
+}
+
+/// Files of a directory lie near each other, and the device is told of their data as a whole.
+#[test]
+fn the_device_is_told_of_neighbouring_files_at_once() {
+    const FILES: u64 = 1000;
+    let Some(judges) = judges::require() else { return };
+    let disk = made(&judges, "");
+    let mount = disk.mount("rw", &[]);
+    for number in 0..FILES {
+        fs::write(mount.path().join(number.to_string()), [1; 4096]).unwrap();
+    }
+    drop(mount);
+    let device = Arc::new(ToldDevice(disk.device(), Mutex::default()));
+    let volume = XfsVolume::open(device.clone(), &XfsOptions::default()).unwrap();
+    let files: Vec<FileId> =
+        entries(&*volume, volume.root()).into_iter().map(|(_, file)| file).collect();
+    device.1.lock().unwrap().clear();
+    volume.prefetch(&files);
+    let told = std::mem::take(&mut *device.1.lock().unwrap());
+    assert!(told.len() < 20, "{} times: {told:?}", told.len());
+    let bytes: u64 = told.iter().map(|(_, len)| len).sum();
+    assert!(bytes >= FILES * 4096, "{bytes} bytes");
 }

@@ -4,16 +4,13 @@ use offshoot_btrfs_format::check::{self, ExpectedBlock};
 use offshoot_btrfs_format::csum::Checksum;
 use offshoot_btrfs_format::{Logical, Malformed};
 use offshoot_device::BlockDevice;
+use offshoot_kit::read_ahead::near_runs;
 use offshoot_vfs::{Corrupt, Error, Result, Structure};
 
 use super::chunk_map::MappedChunk;
 use super::ways::{MemberOffset, ReadSegment, ReadWay, Rebuild, WaySelection, segment};
 use super::{DeviceError, Storage, StorageTrees, parity};
 use crate::report::{VolumeReport, place};
-
-/// Prefetch joins ranges of a member that are at most this far apart, in bytes: to skip the gap
-/// would cost the device more than to read it.
-const PREFETCH_GAP: u64 = 64 << 10;
 
 /// One way that failed, and why.
 struct ReadFailure {
@@ -397,27 +394,14 @@ impl Storage {
                 if let Some(ReadWay::Direct(at)) = segment.ways.first() {
                     // A damaged stripe tree may name any place; reading there fails.
                     let end = at.physical.0.saturating_add(segment.len);
-                    places.push((at.member, at.physical.0, end));
+                    places.push((at.member, at.physical.0..end));
                 }
             }
         }
-        places.sort_unstable();
-        let mut runs = places.into_iter();
-        let Some(mut run) = runs.next() else { return };
-        for next in runs {
-            if next.0 == run.0 && next.1 <= run.2.saturating_add(PREFETCH_GAP) {
-                run.2 = run.2.max(next.2);
-            } else {
-                self.prefetch_run(run);
-                run = next;
+        for (member, run) in near_runs(places) {
+            if let Some(device) = &self.members.get(member).device {
+                device.prefetch(run.start, run.end - run.start);
             }
-        }
-        self.prefetch_run(run);
-    }
-
-    fn prefetch_run(&self, (member, start, end): (usize, u64, u64)) {
-        if let Some(device) = &self.members.get(member).device {
-            device.prefetch(start, end - start);
         }
     }
 

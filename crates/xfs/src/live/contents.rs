@@ -13,7 +13,7 @@ use offshoot_xfs_format::inode::XfsInodeFlags;
 
 use super::{XfsLive, ino_of, refuse_flags};
 use crate::buffered::{BufferedFile, XfsBufferedData};
-use crate::data::FileContent;
+use crate::data::{DataHints, FileContent};
 use crate::file::{index, require_bytes};
 use crate::trans::XfsInodeCommit;
 
@@ -171,11 +171,11 @@ impl XfsLive {
         self.contents(file)?.next_data(offset)
     }
 
-    /// Tells the device of the data that it has.
-    pub(crate) fn prefetch(&self, file: FileId) -> Result<()> {
+    /// Adds the data of a file that the device has.
+    pub(crate) fn add_hints(&self, file: FileId, hints: &mut DataHints) -> Result<()> {
         let inode = self.inode(file)?;
         let content = FileContent::new(self.buffers(), &inode)?;
-        content.prefetch(0..content.size());
+        hints.add(&content, 0..content.size());
         Ok(())
     }
 
