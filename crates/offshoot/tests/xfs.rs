@@ -235,3 +235,20 @@ fn volume_of(device: Arc<dyn BlockDevice>) -> Result<Volume> {
     })?;
     Ok(volume)
 }
+
+/// The kernel shows such a file; what its inode says about names is damage.
+#[test]
+fn a_file_that_counts_no_names_is_damaged() -> Result<()> {
+    let Some(judges) = judges::require() else { return Ok(()) };
+    let disk = XfsDisk::create(&judges, 512);
+    disk.mkfs("");
+    let mount = disk.mount("rw", &[]);
+    few(mount.path());
+    let ino = XfsDisk::ino(&mount.path().join("etc/motd"));
+    drop(mount);
+    disk.change_with_xfs_db(&[&format!("inode {ino}"), "write core.nlinkv2 0"]);
+    let volume = OpenOptions::new().write(true).open(disk.image())?;
+    let error = volume.write("/etc/motd", "x").expect_err("it is damaged");
+    assert_eq!(error.code(), Code::Directory, "{error}");
+    Ok(())
+}

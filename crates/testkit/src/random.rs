@@ -27,6 +27,23 @@ pub fn seed_or(fixed: u64) -> u64 {
     if std::env::var_os("OFFSHOOT_SEED").is_some() { seed_of_run() } else { fixed }
 }
 
+/// Whether this run takes a case of a matrix whose cases differ little from each other. A run takes
+/// about half of them, others in each run, so that the next ones make up for it. It takes all with
+/// `OFFSHOOT_ALL=1`, and when `OFFSHOOT_SEED` repeats a run.
+#[must_use]
+pub fn is_in_run(case: &str) -> bool {
+    if ["OFFSHOOT_ALL", "OFFSHOOT_SEED"].iter().any(|name| std::env::var_os(name).is_some()) {
+        return true;
+    }
+    let of_case = case.bytes().fold(0, |sum: u64, byte| sum.wrapping_mul(31) + u64::from(byte));
+    let of_run = UNIX_EPOCH.elapsed().map_or(0, |since| u64::from(since.subsec_nanos()));
+    let is_taken = Random::new(of_run ^ of_case).below(2) == 0;
+    if !is_taken {
+        eprintln!("{case} is left to other runs; OFFSHOOT_ALL=1 takes it");
+    }
+    is_taken
+}
+
 /// A generator of numbers that depend only on its seed.
 #[derive(Clone, Debug)]
 pub struct Random(u64);

@@ -27,7 +27,7 @@ use std::thread;
 use crate::{
     Attr, Dedupe, DirEntry, EntryPlace, Errno, Error, Fallocate, FileFlags, FileId, FilePosition,
     FileSystem, FileSystemMut, NewFile, NewNode, Parent, Rename, Result, SetAttr, StatFs,
-    Timestamp, XattrMode,
+    Structure, Timestamp, XattrMode,
 };
 
 /// How often a name is looked up that leads to another file each time.
@@ -57,7 +57,8 @@ impl<'a> HeldFile<'a> {
     /// that it leads to `found`.
     ///
     /// # Errors
-    /// `ENOENT` when the name has gone, [`Error::Corrupt`] when it leads to no file.
+    /// `ENOENT` when the name has gone, [`Error::Corrupt`] when it leads to no file, or to one that
+    /// cannot be opened because it has no names.
     pub fn of_entry(
         fs: &'a dyn FileSystemMut,
         dir: FileId,
@@ -85,6 +86,7 @@ impl<'a> HeldFile<'a> {
         look: impl Fn() -> Result<FileId>,
         missing: impl Fn(FileId) -> Result<()>,
     ) -> Result<Self> {
+        let mut was_missing = 0;
         for _ in 0..MOST_TRIES {
             let held = match Self::new(fs, found) {
                 Ok(held) if held.fs.is_none() => return Ok(held),
@@ -94,11 +96,18 @@ impl<'a> HeldFile<'a> {
             let again = look()?;
             match held {
                 Some(held) if again == found => return Ok(held),
-                None if again == found => missing(found)?,
+                None if again == found => {
+                    missing(found)?;
+                    was_missing += 1;
+                }
                 _ => {}
             }
             found = again;
             thread::yield_now();
+        }
+        if was_missing == MOST_TRIES {
+            let problem = format!("its name leads to {found}, which counts no names");
+            return Err(Error::corrupt(Structure::Directory, problem));
         }
         Err(Error::posix(Errno::AGAIN, format!("{found} is another file all the time")))
     }

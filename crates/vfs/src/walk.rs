@@ -21,8 +21,7 @@ use std::ops::ControlFlow;
 
 use crate::enter::{Entrance, attr_of, may_enter};
 use crate::{
-    Attr, Code, Errno, Error, FileId, FileSystemMut, FileType, HeldFile, Result, SafeName,
-    Structure,
+    Attr, Code, Error, FileId, FileSystemMut, FileType, HeldFile, Result, SafeName, Structure,
 };
 
 /// How many entries of one directory are read at a time.
@@ -176,19 +175,18 @@ impl<'a, D> DirectoryWalk<'a, D> {
         let Some(level) = self.levels.last() else { return Ok(None) };
         let (name, parent) = (SafeName::new(&waiting.name)?, level.held.file());
         let held = HeldFile::of_entry(self.fs, parent, &name, waiting.file);
-        let Some(held) = self.unless_gone(parent, &name, waiting.file, held)? else {
-            return Ok(None);
-        };
+        let held = self.unless_gone(parent, (waiting, waiting.file), held)?;
+        let Some(held) = held else { return Ok(None) };
         let file = held.file();
         let attr = attr_of(self.fs, &name, file);
-        let Some(attr) = self.unless_gone(parent, &name, file, attr)? else { return Ok(None) };
+        let Some(attr) = self.unless_gone(parent, (waiting, file), attr)? else { return Ok(None) };
         let entry = WalkedFile { parent, name: &name, path: &self.path, attr: &attr };
         if attr.file_type != FileType::Directory {
             visitor.visit(&level.directory, &entry);
             return Ok(None);
         }
         let entrance = may_enter(self.fs, self.top, parent, &name, file);
-        match self.unless_gone(parent, &name, file, entrance)? {
+        match self.unless_gone(parent, (waiting, file), entrance)? {
             None => return Ok(None),
             Some(Entrance::Walk) => {}
             Some(Entrance::StandIn) => {
@@ -207,23 +205,21 @@ impl<'a, D> DirectoryWalk<'a, D> {
         Ok(visitor.enter(&level.directory, &entry).map(|directory| (directory, held)))
     }
 
-    /// What was found of an entry that leads to `file`; `None` for an error when it does not any
-    /// more, because another thread has changed the directory.
+    /// What was found of an entry that leads to `file`; `None` for an error when the directory does not list the entry
+    /// any more, because another thread has changed it.
     fn unless_gone<T>(
         &self,
         parent: FileId,
-        name: &[u8],
-        file: FileId,
+        (entry, file): (&WaitingDirectory, FileId),
         found: Result<T>,
     ) -> Result<Option<T>> {
-        match found {
-            Err(error) if self.fs.reuses_numbers() => match self.fs.lookup(parent, name) {
-                Err(Error::Posix { errno: Errno::NOENT, .. }) => Ok(None),
-                Ok(other) if other != file => Ok(None),
-                _ => Err(error),
-            },
-            found => found.map(Some),
-        }
+        let Err(error) = found else { return found.map(Some) };
+        let mut is_there = false;
+        let listed = self.fs.read_dir(parent, entry.cookie.saturating_sub(1), &mut |now| {
+            is_there = (now.cookie, now.file, now.name) == (entry.cookie, file, &*entry.name);
+            ControlFlow::Break(())
+        });
+        if is_there || listed.is_err() { Err(error) } else { Ok(None) }
     }
 
     /// Reads the next entries of the innermost directory. After an error there are none.

@@ -1,8 +1,11 @@
 //! Walks through trees in memory.
 
 use offshoot_testkit::memory::{MemoryFilesystem, ROOT, id};
+use offshoot_testkit::model::Model;
 use offshoot_vfs::walk::{WalkVisitor, WalkedFile, walk};
-use offshoot_vfs::{Error, FileType, ReadOnlyFiles};
+use offshoot_vfs::{
+    EntryPlace, Error, FileSystem, FileSystemMut, FileType, NewFile, ReadOnlyFiles, Timestamp,
+};
 
 #[derive(Default)]
 struct VisitCount {
@@ -80,4 +83,54 @@ fn a_cycle_through_the_top_ends_at_the_top() {
     let mut count = VisitCount::default();
     walk(&ReadOnlyFiles::new(&fs), id(300), (), 1000, &mut count);
     assert_eq!((count.directories, count.files, count.errors), (1, 0, 1));
+}
+
+/// Removes `b` when it is shown `a`.
+struct RemovalMeanwhile<'a>(&'a Model, VisitCount);
+
+impl WalkVisitor for RemovalMeanwhile<'_> {
+    type Directory = ();
+
+    fn enter(&mut self, parent: &(), entry: &WalkedFile<'_>) -> Option<()> {
+        self.1.enter(parent, entry)
+    }
+
+    fn visit(&mut self, parent: &(), entry: &WalkedFile<'_>) {
+        if entry.path == b"a" {
+            let place = EntryPlace { dir: self.0.root(), name: b"b" };
+            self.0.unlink(place, Timestamp::default()).expect("it is there");
+        }
+        self.1.visit(parent, entry);
+    }
+
+    fn failed(&mut self, path: &[u8], error: &Error) {
+        panic!("{}: {error}", path.escape_ascii());
+    }
+
+    fn is_stopped(&self) -> bool {
+        false
+    }
+}
+
+#[test]
+fn what_another_thread_removes_is_left_out() {
+    let root = MemoryFilesystem::new().attr(id(ROOT)).expect("it has a root");
+    let model = Model::new(&root);
+    for name in ["a", "b", "c"] {
+        let place = EntryPlace { dir: model.root(), name: name.as_bytes() };
+        let new = NewFile { permissions: 0, uid: 0, gid: 0, umask: None, at: Timestamp::default() };
+        model.create(place, &new).expect("a new file");
+    }
+    let mut visitor = RemovalMeanwhile(&model, VisitCount::default());
+    walk(&model, model.root(), (), 1000, &mut visitor);
+    assert_eq!(visitor.1.files, 2);
+}
+
+#[test]
+fn an_entry_that_leads_nowhere_is_an_error() {
+    let mut fs = MemoryFilesystem::new();
+    fs.enter(ROOT, b"nowhere", 999);
+    let mut count = VisitCount::default();
+    walk(&ReadOnlyFiles::new(&fs), id(ROOT), (), 1000, &mut count);
+    assert_eq!((count.files, count.errors), (0, 1));
 }

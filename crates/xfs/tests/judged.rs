@@ -1,7 +1,8 @@
-//! Every kind of volume that the judges know, path by path; the check finds nothing in any.
+//! Every kind of volume that the judges know, path by path; the check finds nothing in any. A run
+//! takes about half of them.
 
 use offshoot_testkit::compare::Aspect;
-use offshoot_testkit::random::seed_or;
+use offshoot_testkit::random::{is_in_run, seed_or};
 use offshoot_testkit::xfs::judges;
 use offshoot_testkit::xfs::matrix::MATRIX;
 use offshoot_testkit::xfs::recipe::XfsRecipe;
@@ -11,7 +12,8 @@ use offshoot_xfs::{XfsOptions, XfsVolume, check_xfs};
 const SHARES: usize = 4;
 
 fn share(number: usize) {
-    for kind in MATRIX.iter().skip(number).step_by(SHARES) {
+    let kinds = MATRIX.iter().skip(number).step_by(SHARES);
+    for kind in kinds.filter(|kind| is_in_run(kind.name)) {
         let Some(judges) = judges::require() else { return };
         eprintln!("{}", kind.name);
         let filled = XfsRecipe::new(kind).seed(seed_or(0x0f5)).make(&judges);

@@ -11,6 +11,7 @@ use offshoot_btrfs_format::space::{FREE_SPACE_USING_BITMAPS, FreeSpaceInfo};
 use offshoot_btrfs_format::{ItemType, Key, Logical, TreeId};
 use offshoot_testkit::btrfs::disks::{Disks, OLD_CACHE, UUID_TREE};
 use offshoot_testkit::btrfs::judges;
+use offshoot_testkit::random::is_in_run;
 use offshoot_vfs::{Errno, Error, Result};
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -61,6 +62,9 @@ fn chunks_when_empty(volume: &BtrfsVolume, disks: &Disks) -> usize {
 /// Fills a volume until it is full, in commits, and empties it again.
 fn fill_and_empty(count: usize, mib: u64, mkfs: &[&str], len: usize) {
     let Some(judges) = judges::require() else { return };
+    if !is_in_run(&format!("fill and empty {mkfs:?}")) {
+        return;
+    }
     let disks = Disks::create(&judges, count, mib);
     disks.mkfs(mkfs);
     let volume = open(&disks);

@@ -60,7 +60,7 @@ use mutation::{from_env, seed_of};
 use offshoot_btrfs::{BtrfsVolume, EngineOptions, SubvolumeId};
 use offshoot_device::{BlockDevice, MemoryDevice};
 use offshoot_testkit::btrfs::judges;
-use offshoot_testkit::random::Random;
+use offshoot_testkit::random::{Random, is_in_run};
 use offshoot_vfs::{Error, Result};
 use patch::Patch;
 use view::{PathView, view};
@@ -452,6 +452,9 @@ fn numbers() -> std::ops::Range<u64> {
 
 fn sweep_of(name: &str) {
     let Some(judges) = judges::require() else { return };
+    if !is_in_run(&format!("mutants of {name}")) {
+        return;
+    }
     let seed = from_env("OFFSHOOT_SEED").unwrap_or(SEED);
     println!("{name}: OFFSHOOT_SEED={seed}");
     let layout = LAYOUTS.iter().find(|layout| layout.name == name).expect("a layout");

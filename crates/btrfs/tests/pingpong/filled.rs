@@ -8,7 +8,7 @@ use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::compare::{Aspect, Compare};
 use offshoot_testkit::model::actor::names_of;
-use offshoot_testkit::random::seed_of_run;
+use offshoot_testkit::random::{is_in_run, seed_of_run};
 
 use crate::kernel::KernelCalls;
 use crate::rounds::play_on;
@@ -23,6 +23,9 @@ const ROUNDS: u64 = 2;
 /// `kept` become subvolumes.
 fn play(options: &'static str) {
     let Some(judges) = judges::require() else { return };
+    if !is_in_run(&format!("filled {options}")) {
+        return;
+    }
     let seed = seed_of_run();
     let source = Disks::create(&judges, 1, 512);
     source.mkfs(&[]);

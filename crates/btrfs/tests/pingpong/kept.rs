@@ -21,6 +21,7 @@ use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::host::HostFilesystem;
 use offshoot_testkit::model::Model;
 use offshoot_testkit::model::subvolumes::SubvolumeCalls;
+use offshoot_testkit::random::is_in_run;
 use offshoot_testkit::run::run;
 use offshoot_vfs::{EntryPlace, FileId, FileSystemMut};
 
@@ -177,6 +178,9 @@ fn change_by_kernel(path: &Path, pairs: &[KindAndChange], round: usize) {
 fn play(third: usize, devices: usize, options: &'static str, maker: VolumeMaker, mount: &str) {
     const ROUNDS: usize = 2;
     let Some(judges) = judges::require() else { return };
+    if !is_in_run(&format!("kept {devices} {options} {mount}")) {
+        return;
+    }
     let layout = PingpongLayout { devices, mib: 512, options };
     let disks = layout.make(&judges, maker);
     let mount = format!("rw,noatime,{mount}");

@@ -13,6 +13,9 @@ use offshoot_vfs::{
 
 use super::{NameInDirectory, PathCall, Volume, bytes, fail, owned};
 
+/// How often a file is looked for that other threads make and remove meanwhile.
+const MOST_TRIES: usize = 100;
+
 impl Volume {
     /// Gives the file at `path` these contents. It is made when nothing is there, with the
     /// permissions 0644.
@@ -210,15 +213,26 @@ impl Volume {
 
 impl PathCall<'_> {
     fn file_or_new(&self, path: &[u8]) -> Result<FileId> {
-        let end = resolve_end(&self.files, path, LastLink::Follow)?;
-        match (end.file, end.place) {
-            (Some(file), _) => Ok(file),
-            (None, Some((dir, name))) if !end.must_be_directory => {
-                let new = self.new_file(dir, 0o644)?;
-                let made = self.files.create(EntryPlace { dir, name: &name }, &new);
-                made.map_err(|error| at_path(error, path))
+        let mut tries = 0;
+        loop {
+            let end = resolve_end(&self.files, path, LastLink::Follow)?;
+            let (dir, name) = match (end.file, end.place) {
+                (Some(file), _) => return Ok(file),
+                (None, Some(place)) if !end.must_be_directory => place,
+                _ => return Err(fail(Errno::ISDIR, path)),
+            };
+            let new = self.new_file(dir, 0o644)?;
+            let made = self.files.create(EntryPlace { dir, name: &name }, &new);
+            let error = match made {
+                Ok(file) => return Ok(file),
+                Err(error) => at_path(error, path),
+            };
+            tries += 1;
+            // Another thread has made the file meanwhile, or removed the one that we made.
+            let has_raced = matches!(error.errno(), Errno::EXIST | Errno::NOENT);
+            if !has_raced || tries == MOST_TRIES {
+                return Err(error);
             }
-            _ => Err(fail(Errno::ISDIR, path)),
         }
     }
 

@@ -14,7 +14,7 @@ use std::time::Duration;
 use offshoot_device::BlockDevice;
 use offshoot_kit::counter::WriteStop;
 use offshoot_kit::read_ahead::ReadAhead;
-use offshoot_testkit::random::{Random, seed_of_run};
+use offshoot_testkit::random::{Random, is_in_run, seed_of_run};
 use offshoot_testkit::xfs::disk::{LARGE_BLOCKS, RECOVERY, XfsDisk};
 use offshoot_testkit::xfs::judges;
 use offshoot_vfs::FileSystem;
@@ -382,6 +382,9 @@ impl BufferModel {
 
 /// Changes files at random.
 fn churn(mib: u64, options: &str, steps: usize) {
+    if !is_in_run(&format!("churn of buffered, {options}")) {
+        return;
+    }
     let Some(volume) = BufferedVolume::make(mib, options) else { return };
     let engine = BufferedEngine::new(&volume.disk, WIDE);
     let data = engine.data();

@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::thread;
 
-use offshoot_testkit::random::{Random, seed_of_run};
+use offshoot_testkit::random::{Random, is_in_run, seed_of_run};
 use offshoot_testkit::xfs::disk::{LARGE_BLOCKS, RECOVERY, XfsDisk};
 use offshoot_testkit::xfs::judges;
 use offshoot_vfs::{FileId, FileSystem};
@@ -350,6 +350,9 @@ fn judges_find_what_threads_have_written() {
 
 /// Changes files at random.
 fn churn(mib: u64, options: &str, steps: usize) {
+    if !is_in_run(&format!("churn of file, {options}")) {
+        return;
+    }
     let Some(mut volume) = ModelVolume::make(mib, options, seed_of_run()) else { return };
     let engine = engine(&volume.disk);
     for _ in 0..3 {
