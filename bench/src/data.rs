@@ -2,7 +2,7 @@
 //!
 //! Ours is the library in this process. The kernel's side is a volume over a loop device with
 //! direct I/O, so that its data is cached once, like ours. Both start with a new volume with
-//! default features, on a sparse image on the same disk, and compress with the same method, forced.
+//! default features, of btrfs or XFS, on a sparse image on the same disk, and compress with the same method, forced.
 //! A thread makes its requests one after the other.
 //!
 //! | group | row | measured work |
@@ -21,7 +21,9 @@
 //! volume again and the host drops its caches. So both read from the disk. Every second sector of
 //! the data is text, and every other one random. Each sector starts with its version, file and
 //! offset, which the reader compares. At the end of a group, the data of ours is checked by `btrfs
-//! check` with checksums of data, and byte by byte through a mount of the kernel.
+//! check` with checksums of data or by `xfs_repair`, and byte by byte through a mount of the kernel.
+//!
+//! XFS has the groups `plain` and `direct` alone.
 
 mod groups;
 
@@ -30,25 +32,30 @@ use std::path::PathBuf;
 use offshoot_testkit::btrfs::judges;
 use serde_json::json;
 
+use crate::formats::{BenchFormat, Btrfs, Xfs};
 use crate::sides::{LibraryVolume, MountedVolume};
 use crate::table::{median, shown, write_values};
 use crate::{BenchOptions, Result};
-use groups::{GROUPS, GroupSizes, SideTime};
+use groups::{GROUPS, GroupSizes, SideTime, XFS_GROUPS};
 
 /// The options of a run.
 struct DataJob {
     work: GroupSizes,
     groups: Vec<&'static str>,
     turns: usize,
+    is_xfs: bool,
     dir: PathBuf,
 }
 
 /// Runs the benchmark; `None` for options that it does not know.
 pub(crate) fn benchmark(args: &[String]) -> Option<Result> {
-    let valued = ["--groups", "--mib", "--random-mib", "--snapshots", "--files", "--turns"];
+    let valued =
+        ["--groups", "--mib", "--random-mib", "--snapshots", "--files", "--turns", "--format"];
     let options = BenchOptions::parse(args, &valued, &["--no-proof"])?;
-    let named = options.get("--groups").map_or_else(|| GROUPS.to_vec(), |n| n.split(',').collect());
-    let known = |name| GROUPS.into_iter().find(|&group| group == name);
+    let is_xfs = options.is_xfs()?;
+    let all = if is_xfs { &XFS_GROUPS[..] } else { &GROUPS };
+    let named = options.get("--groups").map_or_else(|| all.to_vec(), |n| n.split(',').collect());
+    let known = |name| all.iter().copied().find(|&group| group == name);
     let mib =
         |name, default| options.number(name, default).and_then(|n: u64| n.checked_mul(1 << 20));
     let dir = options.dir()?;
@@ -63,14 +70,15 @@ pub(crate) fn benchmark(args: &[String]) -> Option<Result> {
         },
         groups: named.into_iter().map(known).collect::<Option<_>>()?,
         turns: options.number("--turns", 3)?,
+        is_xfs,
         dir,
     };
     let is_sane = job.work.bytes >= 2 << 20 && job.work.files > 0 && job.turns > 0;
-    is_sane.then(|| job.run())
+    is_sane.then(|| if job.is_xfs { job.run::<Xfs>() } else { job.run::<Btrfs>() })
 }
 
 impl DataJob {
-    fn run(&self) -> Result {
+    fn run<F: BenchFormat + Sync>(&self) -> Result {
         let _judges = judges::require().ok_or("the kernel mounts volumes, which takes root")?;
         std::fs::create_dir_all(&self.dir).map_err(|e| format!("{}: {e}", self.dir.display()))?;
         println!(
@@ -90,9 +98,9 @@ impl DataJob {
             let (mut ours, mut kernel) = (Vec::new(), Vec::new());
             for turn in 0..self.turns {
                 eprintln!("{group}, turn {} of {}: ours", turn + 1, self.turns);
-                ours.push(self.work.run::<LibraryVolume>(group)?);
+                ours.push(self.work.run::<F, LibraryVolume<F>>(group)?);
                 eprintln!("{group}, turn {} of {}: kernel", turn + 1, self.turns);
-                kernel.push(self.work.run::<MountedVolume>(group)?);
+                kernel.push(self.work.run::<F, MountedVolume<F>>(group)?);
             }
             for (index, &SideTime { name, .. }) in ours[0].iter().enumerate() {
                 let seconds = |turns: &[Vec<SideTime>]| -> Vec<f64> {

@@ -76,11 +76,7 @@ pub(crate) fn benchmark(args: &[String]) -> Option<Result> {
         turns: usize::try_from(options.number("--turns", 3)?).ok()?,
         is_proved: !options.has("--no-proof"),
         has_switches: !options.has("--no-switches"),
-        is_xfs: match options.get("--format") {
-            None | Some("btrfs") => false,
-            Some("xfs") => true,
-            Some(_) => return None,
-        },
+        is_xfs: options.is_xfs()?,
         log_mib: options.get("--log-mib").map(str::parse).transpose().ok()?,
         ours: ProgramPaths { offshoot: options.program()?, image: dir.join("fs-mark.img") },
         dir,

@@ -3,24 +3,23 @@
 //! Several threads work at once, each on a file of its own. Ours is the library in this process.
 //! The kernel's side is a volume over a loop device with direct I/O. Both images are sparse files
 //! in the same directory, so an fsync on either side ends with the same flush of the same disk.
-//! Each run has a new volume with default features.
+//! Each run has a new volume with default features, of btrfs or XFS.
 //!
 //! The time of an fsync runs from before its write to its return. The table has the median over all
 //! turns of the fsyncs per second and of the percentiles, and the longest time of all. After each
-//! run, the data of ours is checked by `btrfs check` with checksums of data, and byte by byte
-//! through a mount of the kernel.
+//! run, the data of ours is checked by `btrfs check` with checksums of data or by `xfs_repair`, and
+//! byte by byte through a mount of the kernel.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use offshoot_testkit::btrfs::disks::MountedMembers;
 use offshoot_testkit::btrfs::judges;
-use offshoot_testkit::run::try_run;
 use serde_json::{Value, json};
 
 use crate::content::{SECTOR, VersionedContent, verify};
+use crate::formats::{BenchFormat, Btrfs, Xfs};
 use crate::sides::{ComparedVolume, LibraryVolume, MountedVolume, WriteWay};
 use crate::table::{median, shown, write_values};
 use crate::{BenchOptions, Result};
@@ -36,29 +35,32 @@ struct FsyncJob {
     fsyncs: u64,
     turns: usize,
     is_proved: bool,
+    is_xfs: bool,
     image: PathBuf,
     dir: PathBuf,
 }
 
 /// Runs the benchmark; `None` for options that it does not know.
 pub(crate) fn benchmark(args: &[String]) -> Option<Result> {
-    let options =
-        BenchOptions::parse(args, &["--threads", "--fsyncs", "--turns"], &["--no-proof"])?;
+    let valued = ["--threads", "--fsyncs", "--turns", "--format"];
+    let options = BenchOptions::parse(args, &valued, &["--no-proof"])?;
     let dir = options.dir()?;
     let job = FsyncJob {
         threads: options.numbers("--threads", &[1, 2, 4, 8, 16])?,
         fsyncs: options.number("--fsyncs", 4000)?,
         turns: options.number("--turns", 3)?,
         is_proved: !options.has("--no-proof"),
+        is_xfs: options.is_xfs()?,
         image: dir.join("fsync.img"),
         dir,
     };
     let is_sane = job.threads.iter().all(|threads| (1..=job.fsyncs).contains(threads));
-    (is_sane && job.turns > 0).then(|| job.run())
+    let run = || if job.is_xfs { job.run::<Xfs>() } else { job.run::<Btrfs>() };
+    (is_sane && job.turns > 0).then(run)
 }
 
 impl FsyncJob {
-    fn run(&self) -> Result {
+    fn run<F: BenchFormat + Sync>(&self) -> Result {
         let _judges = judges::require().ok_or("the kernel mounts volumes, which takes root")?;
         std::fs::create_dir_all(&self.dir).map_err(|e| format!("{}: {e}", self.dir.display()))?;
         println!(
@@ -83,8 +85,8 @@ impl FsyncJob {
             let (mut ours, mut kernel) = (Vec::new(), Vec::new());
             for turn in 0..self.turns {
                 eprintln!("{threads} threads, turn {} of {}", turn + 1, self.turns);
-                ours.push(self.one::<LibraryVolume>("ours", threads)?);
-                kernel.push(self.one::<MountedVolume>("kernel", threads)?);
+                ours.push(self.one::<F, LibraryVolume<F>>("ours", threads)?);
+                kernel.push(self.one::<F, MountedVolume<F>>("kernel", threads)?);
             }
             print_row(threads, &ours, &kernel);
             print_row(threads, &kernel, &kernel);
@@ -94,7 +96,7 @@ impl FsyncJob {
     }
 
     /// Runs one side once.
-    fn one<S: ComparedVolume>(&self, name: &str, threads: u64) -> Result<Value> {
+    fn one<F: BenchFormat, S: ComparedVolume>(&self, name: &str, threads: u64) -> Result<Value> {
         let each = self.fsyncs / threads;
         S::make(&self.image, (2 << 30) + 16 * self.fsyncs * SECTOR as u64)?;
         let side = S::open_cold(&self.image, None)?;
@@ -121,7 +123,7 @@ impl FsyncJob {
         let commits = side.commits().zip(commits).map(|(after, before)| after - before);
         drop((files, side));
         if S::IS_OURS && self.is_proved {
-            self.prove(threads, each)?;
+            self.prove::<F>(threads, each)?;
         }
         times.sort_unstable();
         let mut run = json!({
@@ -139,10 +141,9 @@ impl FsyncJob {
     }
 
     /// Checks the volume, and that the files hold the appended data.
-    fn prove(&self, threads: u64, each: u64) -> Result {
-        let options = ["check", "--readonly", "--check-data-csum"].map(AsRef::as_ref);
-        try_run("btrfs", &[&options[..], &[self.image.as_os_str()]].concat())?;
-        let mount = MountedMembers::try_new(std::slice::from_ref(&self.image), "ro")?;
+    fn prove<F: BenchFormat>(&self, threads: u64, each: u64) -> Result {
+        F::check(&self.image)?;
+        let mount = F::mount(&self.image, "ro")?;
         for number in 0..threads {
             let path = mount.path().join(file_name(number));
             let failed = |error: std::io::Error| format!("{}: {error}", path.display());

@@ -27,6 +27,7 @@ mod data;
 mod dir_fsync;
 mod enospc;
 mod extract;
+mod formats;
 mod fs_mark;
 mod fsync;
 mod kernel;
@@ -61,9 +62,11 @@ Usage: offshoot-bench extract --offshoot PROGRAM --dir DIR [--source PATH] [--ro
                       [--file-size BYTES] [--turns N]
        offshoot-bench data --dir DIR [--groups GROUP,GROUP...] [--mib N] [--random-mib N]
                       [--snapshots N] [--files N] [--turns N] [--no-proof]
+                      [--format btrfs|xfs]
        offshoot-bench dir-fsync --offshoot PROGRAM --dir DIR [--files N] [--deletes N]
                       [--node-sizes BYTES,BYTES...] [--turns N] [--no-proof]
        offshoot-bench fsync --dir DIR [--threads N,N...] [--fsyncs N] [--turns N] [--no-proof]
+                      [--format btrfs|xfs]
        offshoot-bench members [--dir DIR] [--latency-us N] [--rate-mib N] [--fsyncs N] [--mib N]
                       [--turns N]
        offshoot-bench mount --offshoot PROGRAM --dir DIR [--sides SIDE,SIDE...] [--loads LOAD,LOAD...]
@@ -107,8 +110,8 @@ Options:
   --workers N         Threads that fill it [default: 8]
   --file-size BYTES   What each file in it holds [default: 1024]; twice that where half of them
                       are written directly
-  --sides SIDES       What is mounted, of ours, btrfs, xfs and null, of ours-dev and null-dev,
-                      which are served over /dev/fuse, and of fuser, which is null-dev with the
+  --sides SIDES       What is mounted, of ours, ours-xfs, btrfs, xfs and null, of ours-dev,
+                      ours-xfs-dev and null-dev, which are served over /dev/fuse, and of fuser, which is null-dev with the
                       crate of this name as its server [default: ours,null,btrfs,xfs]
   --loads LOADS       What is measured of empty, small, data and tree [default: all]
   --turns N           How often each side runs [default: 3]
@@ -199,6 +202,15 @@ impl BenchOptions {
     /// The program to measure.
     fn program(&self) -> Option<PathBuf> {
         self.get("--offshoot").map(PathBuf::from)
+    }
+
+    /// Whether the volumes are of XFS; `None` for a format that is not known.
+    fn is_xfs(&self) -> Option<bool> {
+        match self.get("--format") {
+            None | Some("btrfs") => Some(false),
+            Some("xfs") => Some(true),
+            Some(_) => None,
+        }
     }
 
     /// The directory for volumes and output.

@@ -7,7 +7,8 @@
 //!
 //! | side | filesystem | served by |
 //! |---|---|---|
-//! | `ours`, `ours-dev` | offshoot | our server, over io_uring and over `/dev/fuse` |
+//! | `ours`, `ours-dev` | offshoot on btrfs | our server, over io_uring and over `/dev/fuse` |
+//! | `ours-xfs`, `ours-xfs-dev` | offshoot on XFS | the same |
 //! | `null`, `null-dev` | one that does nothing | our server, over io_uring and over `/dev/fuse` |
 //! | `fuser` | the same | the crate `fuser`, over `/dev/fuse` with two threads |
 //! | `btrfs`, `xfs` | the kernel's | the kernel |
@@ -32,6 +33,7 @@ use offshoot_testkit::io_uring::SwitchedOn;
 use offshoot_testkit::run::try_run;
 use serde_json::{Value, json};
 
+use crate::formats::{BenchFormat, Btrfs, Xfs};
 use crate::table::{median, shown, write_values};
 use crate::{BenchOptions, Result};
 use loads::LoadFigure;
@@ -125,7 +127,7 @@ impl MountJob {
         if self.has("tree") {
             self.make_archive()?;
         }
-        let over_ring = [MountSide::Ours, MountSide::Null];
+        let over_ring = [MountSide::Ours, MountSide::OursXfs, MountSide::Null];
         let wants_ring = self.sides.iter().any(|side| over_ring.contains(side));
         let _switched = wants_ring.then(SwitchedOn::new).transpose().map_err(|e| e.to_string())?;
         let mut rows: Vec<SideFigures> =
@@ -177,8 +179,10 @@ impl MountJob {
         let mounted = MountedSide::new(side, &places)?;
         let figures = loads::run(self, mounted.path())?;
         mounted.unmount()?;
-        if matches!(side, MountSide::Ours | MountSide::OursDevice) {
-            try_run("btrfs", &["check".as_ref(), "--readonly".as_ref(), image.as_os_str()])?;
+        match side {
+            MountSide::Ours | MountSide::OursDevice => Btrfs::check(&image)?,
+            MountSide::OursXfs | MountSide::OursXfsDevice => Xfs::check(&image)?,
+            _ => {}
         }
         crate::kernel::remove_image(&image)?;
         Ok(figures)
@@ -190,7 +194,7 @@ impl MountJob {
             self.turns
         );
         println!(
-            "{:<24} {:<9} {:>10} {:>17} {:<9} {:>10} {:>8} {:>8} {:>8}",
+            "{:<24} {:<12} {:>10} {:>17} {:<9} {:>10} {:>8} {:>8} {:>8}",
             "load", "side", "speed", "min..max", "unit", "with sync", "x null", "x btrfs", "x xfs"
         );
         let loads: Vec<&str> = rows.first().map_or(Vec::new(), |(_, figures)| {
@@ -217,7 +221,7 @@ impl MountJob {
                 );
                 let unit = figures.iter().find(|f| f.load == load).map_or("", |f| f.unit);
                 println!(
-                    "{load:<24} {:<9} {speed:>10.0} {:>17} {unit:<9} {:>10.0} {:>8} {:>8} {:>8}",
+                    "{load:<24} {:<12} {speed:>10.0} {:>17} {unit:<9} {:>10.0} {:>8} {:>8} {:>8}",
                     side.name(),
                     format!("{min:.0}..{max:.0}"),
                     median(speeds(*side, true).into_iter()),

@@ -22,6 +22,7 @@ use offshoot_testkit::random::Random;
 use serde_json::json;
 
 use crate::content::SECTOR;
+use crate::formats::Btrfs;
 use crate::kernel::remove_image;
 use crate::measure::drop_caches;
 use crate::ours::ProgramPaths;
@@ -108,12 +109,12 @@ impl ScaleJob {
                 eprintln!("{group}, {size}: ours");
                 ours.push(match *group {
                     "files" => self.many_files(size)?,
-                    group => self.group::<LibraryVolume>(group, size)?,
+                    group => self.group::<LibraryVolume<Btrfs>>(group, size)?,
                 });
                 // The kernel makes too few files a second for this.
                 kernel.push(if self.has_kernel && *group != "files" {
                     eprintln!("{group}, {size}: kernel");
-                    self.group::<MountedVolume>(group, size)?
+                    self.group::<MountedVolume<Btrfs>>(group, size)?
                 } else {
                     Vec::new()
                 });

@@ -2,26 +2,24 @@
 //! loop device with direct I/O.
 
 use std::fs::File;
+use std::marker::PhantomData;
 use std::ops::ControlFlow;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-use offshoot_btrfs::{
-    BtrfsVolume, Compress, EngineOptions, Filesystem, MkfsOptions, SubvolumeId, mkfs,
-};
+use offshoot_btrfs::SubvolumeId;
 use offshoot_device::{BlockDevice, FileDevice};
-use offshoot_testkit::btrfs::disks::MountedMembers;
 use offshoot_testkit::run::{command, try_run};
 use offshoot_vfs::{
     DirEntry, EntryPlace, Fallocate, FileId, FilePosition, FileSystem, FileSystemMut, NewFile,
     Timestamp,
 };
 use rustix::fs::{FallocateFlags, OFlags, fallocate};
-use uuid::Uuid;
 
 use crate::Result;
+use crate::formats::{BenchFormat, KernelMount};
 use crate::kernel::remove_image;
 use crate::measure::drop_caches;
 
@@ -103,11 +101,15 @@ pub(crate) fn said(error: impl ToString) -> String {
 }
 
 /// The library in this process.
-pub(crate) struct LibraryVolume(Filesystem);
+pub(crate) struct LibraryVolume<F: BenchFormat>(F::Opened);
 
-impl LibraryVolume {
+impl<F: BenchFormat> LibraryVolume<F> {
+    fn files(&self) -> &dyn FileSystemMut {
+        F::files(&self.0)
+    }
+
     fn place<'n>(&self, name: &'n str) -> EntryPlace<'n> {
-        EntryPlace { dir: self.0.root(), name: name.as_bytes() }
+        EntryPlace { dir: self.files().root(), name: name.as_bytes() }
     }
 }
 
@@ -116,7 +118,7 @@ fn new_file() -> NewFile {
     NewFile { permissions: 0o755, uid: 0, gid: 0, umask: None, at: Timestamp::now() }
 }
 
-impl ComparedVolume for LibraryVolume {
+impl<F: BenchFormat> ComparedVolume for LibraryVolume<F> {
     type File = FileId;
     type Subvolume = SubvolumeId;
     const IS_OURS: bool = true;
@@ -125,55 +127,49 @@ impl ComparedVolume for LibraryVolume {
         remove_image(image)?;
         let device: Arc<dyn BlockDevice> =
             Arc::new(FileDevice::create(image, size_bytes).map_err(said)?);
-        let options = MkfsOptions::new(Uuid::new_v4(), Timestamp::now());
-        mkfs(std::slice::from_ref(&device), &options).map(drop).map_err(said)
+        F::make(&device)
     }
 
     fn open(image: &Path, compress: Option<&str>) -> Result<Self> {
-        let device: Arc<dyn BlockDevice> =
-            Arc::new(FileDevice::open_writable(image).map_err(said)?);
-        let method = compress.map(str::parse).transpose().map_err(said)?;
-        let options = EngineOptions {
-            compress: method.map(|method| Compress { method, is_forced: true }),
-            ..EngineOptions::default()
-        };
-        let volume = BtrfsVolume::open_writable(vec![device], &options).map_err(said)?;
-        Ok(Self(volume.filesystem(SubvolumeId::FS).map_err(said)?))
+        let device = Arc::new(FileDevice::open_writable(image).map_err(said)?);
+        F::open(device, compress).map(Self)
     }
 
     fn create(&self, name: &str) -> Result<FileId> {
-        self.0.create(self.place(name), &new_file()).map_err(said)
+        self.files().create(self.place(name), &new_file()).map_err(said)
     }
 
     fn file(&self, name: &str) -> Result<FileId> {
-        self.0.lookup(self.0.root(), name.as_bytes()).map_err(said)
+        self.files().lookup(self.files().root(), name.as_bytes()).map_err(said)
     }
 
     fn write(&self, &file: &FileId, offset: u64, data: &[u8], way: WriteWay) -> Result {
         let now = Timestamp::now();
         match way {
-            WriteWay::Buffered => self.0.write(file, offset, data, now),
-            WriteWay::Direct => self.0.write_direct(file, offset, data, now),
+            WriteWay::Buffered => self.files().write(file, offset, data, now),
+            WriteWay::Direct => self.files().write_direct(file, offset, data, now),
         }
         .map_err(said)
     }
 
     fn read(&self, &file: &FileId, offset: u64, buf: &mut [u8]) -> Result {
-        let read = self.0.read(file, offset, buf).map_err(said)?;
+        let read = self.files().read(file, offset, buf).map_err(said)?;
         if read == buf.len() { Ok(()) } else { Err(format!("{read} bytes at {offset}")) }
     }
 
     fn preallocate(&self, &file: &FileId, offset: u64, len: u64) -> Result {
         let what = Fallocate::Allocate { keeps_size: false };
-        self.0.fallocate(file, what, offset, len, Timestamp::now()).map_err(said)
+        self.files().fallocate(file, what, offset, len, Timestamp::now()).map_err(said)
     }
 
     fn punch(&self, &file: &FileId, offset: u64, len: u64) -> Result {
-        self.0.fallocate(file, Fallocate::PunchHole, offset, len, Timestamp::now()).map_err(said)
+        self.files()
+            .fallocate(file, Fallocate::PunchHole, offset, len, Timestamp::now())
+            .map_err(said)
     }
 
     fn find(&self, name: &str) -> Result {
-        self.0.attr(self.file(name)?).map(drop).map_err(said)
+        self.files().attr(self.file(name)?).map(drop).map_err(said)
     }
 
     fn list(&self) -> Result<u64> {
@@ -182,60 +178,62 @@ impl ComparedVolume for LibraryVolume {
             found += 1;
             ControlFlow::Continue(())
         };
-        self.0.read_dir(self.0.root(), 0, &mut count).map_err(said)?;
+        self.files().read_dir(self.files().root(), 0, &mut count).map_err(said)?;
         Ok(found)
     }
 
     fn remove(&self, name: &str) -> Result {
-        self.0.unlink(self.place(name), Timestamp::now()).map_err(said)
+        self.files().unlink(self.place(name), Timestamp::now()).map_err(said)
     }
 
     fn available_bytes(&self) -> Result<u64> {
-        self.0.statfs().map(|stat| stat.available_bytes).map_err(said)
+        self.files().statfs().map(|stat| stat.available_bytes).map_err(said)
     }
 
     fn clone(&self, &from: &FileId, &to: &FileId) -> Result {
         let at = |file| FilePosition { file, offset: 0 };
-        self.0.clone_range(at(from), at(to), 0, Timestamp::now()).map_err(said)
+        self.files().clone_range(at(from), at(to), 0, Timestamp::now()).map_err(said)
     }
 
     fn make_subvolume(&self, name: &str, files: u64, data: &[u8]) -> Result<SubvolumeId> {
-        let id = self.0.create_subvolume(self.place(name), &new_file()).map_err(said)?;
+        let top = F::subvolume(&self.0)?;
+        let id = top.create_subvolume(self.place(name), &new_file()).map_err(said)?;
         let dir = self.file(name)?;
         for number in 0..files {
             let name = file_name(number);
-            let file = self.0.create(EntryPlace { dir, name: name.as_bytes() }, &new_file());
-            self.0.write(file.map_err(said)?, 0, data, Timestamp::now()).map_err(said)?;
+            let file = top.create(EntryPlace { dir, name: name.as_bytes() }, &new_file());
+            top.write(file.map_err(said)?, 0, data, Timestamp::now()).map_err(said)?;
         }
         Ok(id)
     }
 
     fn snapshots(&self, &source: &SubvolumeId, files: u64, count: u64, data: &[u8]) -> Result {
-        let dir = self.0.volume().filesystem(source).map_err(said)?.root();
+        let top = F::subvolume(&self.0)?;
+        let dir = top.volume().filesystem(source).map_err(said)?.root();
         for number in 0..count {
-            let file = self.0.lookup(dir, file_name(number % files).as_bytes()).map_err(said)?;
-            self.0.write(file, 0, data, Timestamp::now()).map_err(said)?;
+            let file = top.lookup(dir, file_name(number % files).as_bytes()).map_err(said)?;
+            top.write(file, 0, data, Timestamp::now()).map_err(said)?;
             let name = snapshot_name(number);
-            self.0.snapshot(source, self.place(&name), false, Timestamp::now()).map_err(said)?;
+            top.snapshot(source, self.place(&name), false, Timestamp::now()).map_err(said)?;
         }
         Ok(())
     }
 
     fn fsync(&self, &file: &FileId) -> Result {
-        self.0.fsync(file).map_err(said)
+        self.files().fsync(file).map_err(said)
     }
 
     fn sync(&self) -> Result {
-        self.0.sync().map_err(said)
+        self.files().sync().map_err(said)
     }
 
     fn commits(&self) -> Option<u64> {
-        Some(self.0.volume().stats().commits)
+        F::commits(&self.0)
     }
 }
 
 /// A volume that the kernel has mounted.
-pub(crate) struct MountedVolume(MountedMembers);
+pub(crate) struct MountedVolume<F>(KernelMount, PhantomData<F>);
 
 /// A file on it, opened once more for its first direct write.
 pub(crate) struct KernelFile {
@@ -256,7 +254,7 @@ impl KernelFile {
     }
 }
 
-impl MountedVolume {
+impl<F> MountedVolume<F> {
     fn open_file(&self, name: &str, is_new: bool) -> Result<KernelFile> {
         let path = self.0.path().join(name);
         let mut options = File::options();
@@ -267,7 +265,7 @@ impl MountedVolume {
     }
 }
 
-impl ComparedVolume for MountedVolume {
+impl<F: BenchFormat + Sync> ComparedVolume for MountedVolume<F> {
     type File = KernelFile;
     type Subvolume = String;
     const IS_OURS: bool = false;
@@ -275,16 +273,12 @@ impl ComparedVolume for MountedVolume {
     fn make(image: &Path, size_bytes: u64) -> Result {
         remove_image(image)?;
         File::create(image).and_then(|file| file.set_len(size_bytes)).map_err(said)?;
-        try_run("mkfs.btrfs", &["-q".as_ref(), image.as_os_str()]).map(drop)
+        F::mkfs(image)
     }
 
     fn open(image: &Path, compress: Option<&str>) -> Result<Self> {
         let options = compress.map_or_else(String::new, |how| format!("compress-force={how}"));
-        let mount = MountedMembers::try_new(&[PathBuf::from(image)], &options)?;
-        for device in mount.devices() {
-            try_run::<&str>("losetup", &["--direct-io=on", device])?;
-        }
-        Ok(Self(mount))
+        Ok(Self(F::mount(image, &options)?, PhantomData))
     }
 
     fn create(&self, name: &str) -> Result<KernelFile> {

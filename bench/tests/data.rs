@@ -10,25 +10,21 @@ use serde_json::Value;
 
 use common::{assert_refuses, bench};
 
-#[test]
-fn every_row_is_measured_on_both_sides_and_proved() {
-    let Some(_judges) = judges::require() else { return };
+const DATA: [&str; 6] =
+    ["write", "read", "random read", "random write", "write, 2 threads", "read, 2 threads"];
+
+const DIRECT: [(&str, &str); 2] = [("direct", "write direct"), ("direct", "clone")];
+
+/// Runs the benchmark with volumes of a format, which has these rows.
+fn assert_measures(format: &str, expected: &[(&str, &str)]) {
     let dir = scratch_dir();
     let line = format!(
-        "data --dir {} --mib 9 --random-mib 1 --snapshots 5 --files 20 --turns 1",
+        "data --dir {} --mib 9 --random-mib 1 --snapshots 5 --files 20 --turns 1 --format {format}",
         dir.path().display()
     );
     let output = bench(&line);
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{}: {said}", output.status);
-    let data =
-        ["write", "read", "random read", "random write", "write, 2 threads", "read, 2 threads"];
-    let mut expected = Vec::new();
-    for group in ["plain", "zstd:3", "zstd:15"] {
-        expected.extend(data.map(|row| (group, row)));
-    }
-    expected.extend([("direct", "write direct"), ("direct", "clone"), ("snapshots", "snapshots")]);
-
     let table = String::from_utf8(output.stdout).expect("text");
     assert_eq!(table.lines().count(), 2 + expected.len(), "{table}");
     let json = fs::read(dir.path().join("data.json")).expect("all runs");
@@ -44,6 +40,24 @@ fn every_row_is_measured_on_both_sides_and_proved() {
     }
 }
 
+#[test]
+fn every_row_is_measured_on_both_sides_and_proved() {
+    let Some(_judges) = judges::require() else { return };
+    let mut expected = Vec::new();
+    for group in ["plain", "zstd:3", "zstd:15"] {
+        expected.extend(DATA.map(|row| (group, row)));
+    }
+    expected.extend(DIRECT);
+    expected.push(("snapshots", "snapshots"));
+    assert_measures("btrfs", &expected);
+}
+
+#[test]
+fn every_row_of_xfs_is_measured_on_both_sides_and_proved() {
+    let Some(_judges) = offshoot_testkit::xfs::judges::require() else { return };
+    assert_measures("xfs", &[&DATA.map(|row| ("plain", row))[..], &DIRECT].concat());
+}
+
 fn text<'r>(row: &'r Value, name: &str) -> &'r str {
     row[name].as_str().expect("text")
 }
@@ -53,6 +67,8 @@ fn wrong_options_are_refused() {
     assert_refuses(&[
         "data",
         "data --dir x --groups lzo",
+        "data --dir x --groups zstd:3 --format xfs",
+        "data --dir x --format ext4",
         "data --dir x --mib 0",
         "data --dir x --turns 0",
     ]);

@@ -48,16 +48,16 @@ Tasks:
   bench tree [--rounds N] [--items N]
            Insert into one tree with 1, 2 and 12 threads, with and without early unlock
   bench fs-mark [--threads N,N...] [--files N] [--rounds N] [--size BYTES] [--turns N]
-           [--format btrfs|xfs] [--log-mib N]
+           [--format btrfs|xfs] [--log-mib N] [--no-switches]
            Make many small files, by us and by the kernel (as root)
   bench enospc [--mib N] [--workers N] [--file-size BYTES] [--turns N]
            Make small files until there is no space, by us and by the kernel (as root)
   bench data [--groups GROUP,GROUP...] [--mib N] [--random-mib N] [--snapshots N] [--files N]
-           [--turns N] [--no-proof]
+           [--turns N] [--no-proof] [--format btrfs|xfs]
            Write, read and clone large files and take snapshots, by us and by the kernel (as root)
   bench dir-fsync [--files N] [--deletes N] [--node-sizes BYTES,BYTES...] [--turns N]
            Sync a large directory by itself, by us and by the kernel (as root)
-  bench fsync [--threads N,N...] [--fsyncs N] [--turns N] [--no-proof]
+  bench fsync [--threads N,N...] [--fsyncs N] [--turns N] [--no-proof] [--format btrfs|xfs]
            Append to files and sync each, with 1 to 16 threads, by us and by the kernel (as root)
   bench members [--latency-us N] [--rate-mib N] [--fsyncs N] [--mib N] [--turns N]
            Sync and read over 1, 2 and 4 members that each take time
@@ -65,7 +65,7 @@ Tasks:
            The same work on volumes of several sizes, by us and by the kernel (as root)
   bench mount [--sides SIDE,SIDE...] [--loads LOAD,LOAD...] [--files N] [--rounds N] [--mib N]
            [--random-mib N] [--source PATH] [--turns N]
-           What programs do on a mount: ours, the kernel's btrfs and XFS, a null filesystem over our
+           What programs do on a mount: ours on either format, the kernel's btrfs and XFS, a null filesystem over our
            server and over the crate fuser (as root)
   campaign crash [--workloads one|two|long|brinks|faults|subvolumes|COUNT|one:N|two:N] [--judged-every N]
            [--seed N]

@@ -6,16 +6,18 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use offshoot_testkit::btrfs::disks::MountedMembers;
 use offshoot_testkit::random::Random;
-use offshoot_testkit::run::try_run;
 
 use crate::Result;
 use crate::content::{SECTOR, VersionedContent, verify};
+use crate::formats::{BenchFormat, KernelMount};
 use crate::sides::{ComparedVolume, WriteWay, snapshot_name};
 
 /// The groups of rows. The first three name the compression of their data.
 pub(super) const GROUPS: [&str; 5] = ["plain", "zstd:3", "zstd:15", "direct", "snapshots"];
+
+/// Those that XFS has.
+pub(super) const XFS_GROUPS: [&str; 2] = ["plain", "direct"];
 
 /// The size of a sequential request, in bytes.
 const REQUEST: usize = 1 << 20;
@@ -35,7 +37,7 @@ pub(super) struct GroupSizes {
     pub(super) snapshots: u64,
     /// Files in the subvolume that the snapshots are of.
     pub(super) files: u64,
-    /// Whether `btrfs check` and the kernel check the volume of ours.
+    /// Whether the judge and the kernel check the volume of ours.
     pub(super) is_proved: bool,
     pub(super) image: PathBuf,
 }
@@ -55,12 +57,15 @@ fn timed(name: &'static str, work: impl FnOnce() -> Result) -> Result<SideTime> 
 
 impl GroupSizes {
     /// Runs all rows of a group on one side.
-    pub(super) fn run<S: ComparedVolume>(&self, group: &str) -> Result<Vec<SideTime>> {
+    pub(super) fn run<F: BenchFormat, S: ComparedVolume>(
+        &self,
+        group: &str,
+    ) -> Result<Vec<SideTime>> {
         match group {
-            "direct" => self.direct::<S>(),
-            "snapshots" => self.snapshots::<S>(),
-            "plain" => self.data::<S>(None),
-            method => self.data::<S>(Some(method)),
+            "direct" => self.direct::<F, S>(),
+            "snapshots" => self.snapshots::<F, S>(),
+            "plain" => self.data::<F, S>(None),
+            method => self.data::<F, S>(Some(method)),
         }
     }
 
@@ -69,7 +74,10 @@ impl GroupSizes {
         S::make(&self.image, 4 * self.bytes + (4 << 30))
     }
 
-    fn data<S: ComparedVolume>(&self, compress: Option<&str>) -> Result<Vec<SideTime>> {
+    fn data<F: BenchFormat, S: ComparedVolume>(
+        &self,
+        compress: Option<&str>,
+    ) -> Result<Vec<SideTime>> {
         let content = VersionedContent::new(SEED);
         let (image, bytes) = (&self.image, self.bytes);
         let open = || S::open_cold(image, compress);
@@ -134,11 +142,11 @@ impl GroupSizes {
         let none = BTreeSet::new();
         let files =
             [("one", 0, bytes, &changed), ("two", 1, half, &none), ("three", 2, half, &none)];
-        self.prove::<S>(&content, &files)?;
+        self.prove::<F, S>(&content, &files)?;
         Ok(rows)
     }
 
-    fn direct<S: ComparedVolume>(&self) -> Result<Vec<SideTime>> {
+    fn direct<F: BenchFormat, S: ComparedVolume>(&self) -> Result<Vec<SideTime>> {
         let content = VersionedContent::new(SEED);
         let (image, bytes) = (&self.image, self.bytes);
         let mut rows = Vec::new();
@@ -160,11 +168,11 @@ impl GroupSizes {
             })?);
         }
         let none = BTreeSet::new();
-        self.prove::<S>(&content, &[("one", 0, bytes, &none), ("clone", 0, bytes, &none)])?;
+        self.prove::<F, S>(&content, &[("one", 0, bytes, &none), ("clone", 0, bytes, &none)])?;
         Ok(rows)
     }
 
-    fn snapshots<S: ComparedVolume>(&self) -> Result<Vec<SideTime>> {
+    fn snapshots<F: BenchFormat, S: ComparedVolume>(&self) -> Result<Vec<SideTime>> {
         const NAME: &str = "subvolume";
         self.make::<S>()?;
         let side = S::open_cold(&self.image, None)?;
@@ -175,7 +183,7 @@ impl GroupSizes {
             side.sync()
         })?;
         drop(side);
-        self.prove_snapshots::<S>(NAME)?;
+        self.prove_snapshots::<F, S>(NAME)?;
         Ok(vec![row])
     }
 
@@ -190,24 +198,23 @@ impl GroupSizes {
             .take(count)
     }
 
-    /// Runs `btrfs check` on the volume of ours, and mounts it with the kernel.
-    fn judge<S: ComparedVolume>(&self) -> Result<Option<MountedMembers>> {
+    /// Lets the judge look at the volume of ours, and mounts it with the kernel.
+    fn judge<F: BenchFormat, S: ComparedVolume>(&self) -> Result<Option<KernelMount>> {
         if !self.is_proved || !S::IS_OURS {
             return Ok(None);
         }
-        let options = ["check", "--readonly", "--check-data-csum"].map(AsRef::as_ref);
-        try_run("btrfs", &[&options[..], &[self.image.as_os_str()]].concat())?;
-        MountedMembers::try_new(std::slice::from_ref(&self.image), "ro").map(Some)
+        F::check(&self.image)?;
+        F::mount(&self.image, "ro").map(Some)
     }
 
     /// Checks the contents of files. Each has a name, a number, a length, and the offsets that
     /// version 2 overwrote.
-    fn prove<S: ComparedVolume>(
+    fn prove<F: BenchFormat, S: ComparedVolume>(
         &self,
         content: &VersionedContent,
         files: &[(&str, usize, u64, &BTreeSet<u64>)],
     ) -> Result {
-        let Some(mount) = self.judge::<S>()? else { return Ok(()) };
+        let Some(mount) = self.judge::<F, S>()? else { return Ok(()) };
         for &(name, number, len, changed) in files {
             let failed = |error: std::io::Error| format!("{name}: {error}");
             let file = File::open(mount.path().join(name)).map_err(failed)?;
@@ -234,8 +241,8 @@ impl GroupSizes {
     }
 
     /// Checks that each snapshot has all data from before it, and none from after it.
-    fn prove_snapshots<S: ComparedVolume>(&self, name: &str) -> Result {
-        let Some(mount) = self.judge::<S>()? else { return Ok(()) };
+    fn prove_snapshots<F: BenchFormat, S: ComparedVolume>(&self, name: &str) -> Result {
+        let Some(mount) = self.judge::<F, S>()? else { return Ok(()) };
         let all = (0..self.snapshots).map(|n| (snapshot_name(n), n + 1));
         for (name, written) in all.chain([(name.to_owned(), self.snapshots)]) {
             let last = written.saturating_sub(1);

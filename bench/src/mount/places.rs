@@ -21,6 +21,8 @@ use crate::kernel::new_image;
 pub(super) enum MountSide {
     Ours,
     OursDevice,
+    OursXfs,
+    OursXfsDevice,
     Btrfs,
     Xfs,
     Null,
@@ -30,9 +32,11 @@ pub(super) enum MountSide {
 }
 
 impl MountSide {
-    const ALL: [(Self, &'static str); 7] = [
+    const ALL: [(Self, &'static str); 9] = [
         (Self::Ours, "ours"),
         (Self::OursDevice, "ours-dev"),
+        (Self::OursXfs, "ours-xfs"),
+        (Self::OursXfsDevice, "ours-xfs-dev"),
         (Self::Btrfs, "btrfs"),
         (Self::Xfs, "xfs"),
         (Self::Null, "null"),
@@ -101,8 +105,10 @@ impl MountedSide {
         let dir = places.dir.to_path_buf();
         std::fs::create_dir_all(&dir).map_err(|error| format!("{}: {error}", dir.display()))?;
         let how = match side {
-            MountSide::Ours => ours(places, "io_uring")?,
-            MountSide::OursDevice => ours(places, "noio_uring")?,
+            MountSide::Ours => ours(places, "btrfs", "io_uring")?,
+            MountSide::OursDevice => ours(places, "btrfs", "noio_uring")?,
+            MountSide::OursXfs => ours(places, "xfs", "io_uring")?,
+            MountSide::OursXfsDevice => ours(places, "xfs", "noio_uring")?,
             MountSide::Btrfs => kernel(places, "btrfs", &["-q"])?,
             MountSide::Xfs => kernel(places, "xfs", &["-q", "-f"])?,
             MountSide::Null => MountUndo::Null { _process: null(&dir, "io_uring")? },
@@ -147,11 +153,12 @@ impl Drop for MountedSide {
     }
 }
 
-fn ours(places: &MountPaths<'_>, transport: &str) -> Result<MountUndo> {
+fn ours(places: &MountPaths<'_>, format: &str, transport: &str) -> Result<MountUndo> {
     new_image(places.image, places.image_bytes)?;
     let program = places.offshoot.display().to_string();
     let image = places.image.as_os_str();
-    try_run(&program, &["mkfs".as_ref(), image])?;
+    let mkfs = ["mkfs", "--format", format].map(OsStr::new);
+    try_run(&program, &[&mkfs[..], &[image]].concat())?;
     // The server in the background keeps its standard error open. With a pipe, this process would
     // wait for the end of the server.
     let status = Command::new(places.offshoot)
