@@ -12,6 +12,11 @@
 //! buffers of an inode as one commit has left them asks for a moment of that inode
 //! ([`moment`](crate::buffer::XfsBuffers::moment)). Dropping a transaction undoes it.
 //!
+//! A commit encodes each inode that it changes, and proves it. Its checksum is computed on its way
+//! home, as those of blocks are. A changed block of a directory or of attributes is proved whole
+//! when the log is written: 100 names that go to one block in a context are one proof
+//! ([`checkpoint`](crate::log) says what becomes of a block that is not sound).
+//!
 //! Locks are taken in this order: inodes ascending by number, AGI, clusters of inodes, AGF
 //! ascending by group, blocks of trees from the root.
 //!
@@ -20,6 +25,7 @@
 //! | `transaction`, `inode` | one transaction, and the inodes that it changes |
 //! | `buffer_item`, `runs`, `inode_item`, `made` | what the log carries, and how it goes home |
 //! | `missed` | groups that an operation waits for when it begins again |
+//! | `statistics` | what commits cost |
 //! | `shared`, `locks` | the tables of these, and the locks by place and by number |
 //! | `busy`, `discards` | extents whose change is not durable, and those being discarded |
 //! | `counters` | the counters of the superblock |
@@ -44,6 +50,7 @@ mod promise;
 mod reservation;
 mod runs;
 mod shared;
+mod statistics;
 mod transaction;
 mod tree_rooms;
 mod unlinked;
@@ -84,6 +91,7 @@ pub(crate) use reservation::{
 };
 pub(crate) use runs::BufferRuns;
 use shared::{EmptiedTables, TransactionShared};
+pub(crate) use statistics::CommitStatistics;
 pub(crate) use transaction::{BusyBlocks, XfsTransaction};
 use unlinked::UnlinkedOrder;
 
@@ -185,6 +193,11 @@ impl XfsTransactions {
         &self.log
     }
 
+    /// What commits did.
+    pub(crate) fn statistics(&self) -> CommitStatistics {
+        self.shared.counters.get()
+    }
+
     /// Says that data was written in place: no commit flushes the device for it.
     pub(crate) fn note_in_place(&self) {
         self.in_place.fetch_add(1, SeqCst);
@@ -284,7 +297,7 @@ impl XfsTransactions {
     fn load_inode(&self, ino: Ino) -> Result<XfsChangedInode> {
         let place = self.inode_place(ino)?;
         if let Some(bytes) = self.shared.logged_inode(ino).and_then(|item| item.bytes()) {
-            return XfsChangedInode::load(place, &bytes, self.geometry());
+            return XfsChangedInode::load_committed(place, &bytes, self.geometry());
         }
         let cluster = self.shared.buffers.read(&[place.cluster], BufferRole::InodeCluster)?;
         let bytes = cluster.bytes().get(place.offset..);

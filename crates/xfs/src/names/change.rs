@@ -316,10 +316,20 @@ impl NameTransaction<'_> {
         Ok(())
     }
 
-    /// Commits the change, and does the work that follows from it.
+    /// Commits the change, and does the work that follows from it. What needs no block of that
+    /// is a part of the change itself.
     pub(super) fn finish(mut self) -> Result<()> {
         self.apply_touches()?;
         self.t.require_promised_beside(self.later)?;
+        // Parent pointers in inodes take no step of their own.
+        let mut done = 0;
+        for work in &self.work {
+            if !work.perform_at_once(&mut self.t)? {
+                break;
+            }
+            done += 1;
+        }
+        self.work.drain(..done);
         let mut chain = DeferredChain::new(self.names.ids);
         chain.defer(&mut self.t, self.work);
         chain.finish(self.t, &self.inodes)

@@ -164,18 +164,29 @@ impl<'e> XfsTransaction<'e> {
     /// Makes a buffer of zeros of blocks that were just allocated. The caller logs what it fills.
     pub(crate) fn fresh(&mut self, runs: impl Into<BufferRuns>, role: BufferRole) -> Result<()> {
         let runs = runs.into();
-        let (at, len) = (runs.at(), runs.bytes());
+        let len = runs.bytes();
+        let (bytes, mut dirty) = (vec![0; len].into(), DirtyChunks::new(len));
+        // What the log has of the block is older than all of this.
+        dirty.add(0..len);
+        self.make_buffer(runs, role, HeldContent::Changed { bytes, dirty }, false)
+    }
+
+    /// Makes a buffer of blocks that were just allocated.
+    fn make_buffer(
+        &mut self,
+        runs: BufferRuns,
+        role: BufferRole,
+        content: HeldContent,
+        is_made: bool,
+    ) -> Result<()> {
+        let at = runs.at();
         if !self.buffers.contains_key(&at) {
             self.lock_buffer(at, role)?;
             let (runs, content) = (runs.clone(), HeldContent::Cancelled);
             self.buffers.insert(at, HeldBuffer { runs, role, content, is_made: false });
         }
         runs.iter().try_for_each(|run| self.settle_cancel(run.at))?;
-        let (bytes, mut dirty) = (vec![0; len].into(), DirtyChunks::new(len));
-        // What the log has of the block is older than all of this.
-        dirty.add(0..len);
-        let content = HeldContent::Changed { bytes, dirty };
-        self.buffers.insert(at, HeldBuffer { runs, role, content, is_made: false });
+        self.buffers.insert(at, HeldBuffer { runs, role, content, is_made });
         Ok(())
     }
 
@@ -217,10 +228,8 @@ impl<'e> XfsTransaction<'e> {
         clusters: Vec<(DiskRun, Box<[u8]>)>,
     ) -> Result<()> {
         for (run, bytes) in clusters {
-            self.fresh(run, BufferRole::InodeCluster)?;
             let content = HeldContent::Changed { bytes, dirty: DirtyChunks::new(run.bytes) };
-            let (runs, role) = (run.into(), BufferRole::InodeCluster);
-            self.buffers.insert(run.at, HeldBuffer { runs, role, content, is_made: true });
+            self.make_buffer(run.into(), BufferRole::InodeCluster, content, true)?;
         }
         self.others.push(Arc::new(MadeChunk::new(item)));
         Ok(())
@@ -332,12 +341,13 @@ impl<'e> XfsTransaction<'e> {
     fn unlock_all_but(&mut self, kept: &[Ino]) {
         let shared = &self.engine.shared;
         // Headers last: a transaction that gets one finds no buffer below it locked.
-        let (headers, others): (Vec<_>, Vec<_>) = std::mem::take(&mut self.buffers)
-            .into_iter()
-            .partition(|(_, held)| held.role.is_header());
-        for (place, _) in others.into_iter().chain(headers) {
-            shared.buffer_locks.unlock(place);
+        for is_header in [false, true] {
+            let held = self.buffers.iter();
+            for (place, _) in held.filter(|(_, held)| held.role.is_header() == is_header) {
+                shared.buffer_locks.unlock(*place);
+            }
         }
+        self.buffers.clear();
         self.inodes.retain(|ino, _| {
             let is_kept = kept.contains(ino);
             if !is_kept {
