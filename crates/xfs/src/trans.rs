@@ -30,9 +30,11 @@
 //! | `busy`, `discards` | extents whose change is not durable, and those being discarded |
 //! | `counters` | the counters of the superblock |
 //! | `tree_rooms` | free blocks of groups that chains may still need for trees |
+//! | `rooms` | which data blocks of directories have no room |
 //! | `unlinked` | which inode is in front of which in the lists of unlinked ones |
 //! | `promise` | free blocks that are promised to data before a transaction takes them |
 //! | `reservation`, `log_sizes`, `levels` | how much log space each kind takes |
+//! | `work` | what changes of blocks cost |
 
 mod buffer_item;
 mod busy;
@@ -48,12 +50,14 @@ mod made;
 mod missed;
 mod promise;
 mod reservation;
+mod rooms;
 mod runs;
 mod shared;
 mod statistics;
 mod transaction;
 mod tree_rooms;
 mod unlinked;
+mod work;
 
 #[cfg(test)]
 mod tests;
@@ -89,11 +93,13 @@ pub(crate) use promise::BlockPromise;
 pub(crate) use reservation::{
     LogReservations, MOST_TARGET_BLOCKS, QUOTAS, XfsLogReservation, XfsTransactionKind,
 };
+use rooms::DirectoryRooms;
 pub(crate) use runs::BufferRuns;
 use shared::{EmptiedTables, TransactionShared};
 pub(crate) use statistics::CommitStatistics;
 pub(crate) use transaction::{BusyBlocks, XfsTransaction};
 use unlinked::UnlinkedOrder;
+use work::{BlockWorkCounters, BlockWorkStatistics};
 
 use crate::buffer::{BufferRole, DiskRun, XfsBuffers};
 use crate::log::{LogSequence, XfsLog};
@@ -120,6 +126,8 @@ pub(crate) struct XfsTransactions {
     /// What is being discarded. No transaction takes it meanwhile.
     discarded: DiscardedExtents,
     unlinked: UnlinkedOrder,
+    directory_rooms: DirectoryRooms,
+    work: BlockWorkCounters,
     /// How often data was written in place, where no commit flushes the device for it.
     in_place: AtomicU64,
     /// The fields of the superblock, which change only when it is written.
@@ -149,6 +157,8 @@ impl XfsTransactions {
             given_up: UnsettledExtents::default(),
             discarded: DiscardedExtents::default(),
             unlinked: UnlinkedOrder::default(),
+            directory_rooms: DirectoryRooms::default(),
+            work: BlockWorkCounters::default(),
             in_place: AtomicU64::new(0),
             superblock: superblock.fields,
             has_attributes: AtomicBool::new(
@@ -210,6 +220,16 @@ impl XfsTransactions {
 
     pub(crate) fn counters(&self) -> &VolumeCounters {
         &self.counters
+    }
+
+    /// What is known of the room in directories.
+    pub(crate) fn directory_rooms(&self) -> &DirectoryRooms {
+        &self.directory_rooms
+    }
+
+    /// What transactions that have ended did with blocks.
+    pub(crate) fn block_work(&self) -> BlockWorkStatistics {
+        self.work.get()
     }
 
     /// The free bytes of the log with which [`begin_step`](Self::begin_step) does not wait.

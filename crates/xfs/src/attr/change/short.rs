@@ -200,7 +200,7 @@ impl ChangedXattrs<'_, '_> {
     /// Brings attributes back to the inode that fit there, and ends a fork without attributes.
     /// Returns false when that takes one more step.
     pub(super) fn settle_form(&mut self) -> Result<bool> {
-        let block = self.blocks.read(ROOT)?;
+        let block = self.blocks.copy(ROOT)?;
         if self.blocks.node(&block)?.is_some() {
             return Ok(true);
         }
