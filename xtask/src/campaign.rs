@@ -4,7 +4,7 @@ use crate::setup;
 use crate::shell::{Result, cargo_with};
 
 /// The campaigns: the tests that each runs, and its options with the variables that they set.
-const CAMPAIGNS: [Campaign; 13] = [
+const CAMPAIGNS: [Campaign; 14] = [
     Campaign {
         what: "crash",
         package: "offshoot-btrfs",
@@ -125,6 +125,14 @@ const CAMPAIGNS: [Campaign; 13] = [
         targets: &["--test", "large"],
         test: Some("campaign"),
         options: &[("--number", "OFFSHOOT_LARGE")],
+        always: &[],
+    },
+    Campaign {
+        what: "xfs-pingpong",
+        package: "offshoot-xfs",
+        targets: &["--test", "pingpong"],
+        test: Some("campaign"),
+        options: &[("--rounds", "OFFSHOOT_ROUNDS"), ("--seed", "OFFSHOOT_SEED")],
         always: &[],
     },
     Campaign {

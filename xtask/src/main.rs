@@ -97,6 +97,9 @@ Tasks:
   campaign xfs-large [--number N]
            Read a directory of a million names, a file of as many extents, and three thousand
            attributes, as the kernel shows them
+  campaign xfs-pingpong [--rounds N] [--seed N]
+           Change XFS volumes of every kind in turns with the kernel, each for six rounds; some turns
+           end as by a power cut
   campaign xfs-recovery [--workloads N] [--cuts N] [--seed N]
            Record what the kernel writes to volumes of XFS, cut it at thousands of points, and recover
            each cut as the kernel does

@@ -15,6 +15,7 @@
 //! | [`judges`] | whether a test may run without its judges |
 //! | [`images`], [`loops`] | image files, loop devices and mounts, undone on drop |
 //! | [`fill`] | what the kernel writes into a volume of any format |
+//! | [`kernel_calls`] | random system calls, the kernel's part of a game by turns |
 //! | [`kernel_log`] | what the kernel said of chosen devices |
 //! | [`names`] | names whose hashes collide |
 //! | [`random`] | reproducible bytes |
@@ -40,6 +41,7 @@ pub mod host;
 pub mod images;
 pub mod io_uring;
 pub mod judges;
+pub mod kernel_calls;
 pub mod kernel_log;
 pub mod loops;
 pub mod manifest;

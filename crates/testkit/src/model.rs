@@ -20,7 +20,7 @@ pub mod subvolumes;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use contents::SectorContents;
+use contents::{SECTOR, SectorContents};
 use offshoot_vfs::{Attr, Errno, Error, FileFlags, FileId, FileType, Parent, Result, Timestamp};
 
 /// The inode number of the root.
@@ -51,6 +51,8 @@ pub struct Model {
 #[derive(Debug)]
 struct ModelState {
     manners: ModelManners,
+    /// What ranges that are shared or moved consist of, in bytes.
+    block_bytes: u64,
     nodes: BTreeMap<u64, ModelNode>,
     next_ino: u64,
     /// The roots of read-only subvolumes.
@@ -115,7 +117,16 @@ impl Model {
         let (read_only, made) = (BTreeSet::new(), BTreeMap::new());
         let (default, compression) = (ROOT, "zlib");
         let manners = ModelManners::default();
-        let state = ModelState { manners, nodes, next_ino, read_only, made, default, compression };
+        let state = ModelState {
+            manners,
+            block_bytes: SECTOR,
+            nodes,
+            next_ino,
+            read_only,
+            made,
+            default,
+            compression,
+        };
         Self { state: Mutex::new(state) }
     }
 
@@ -124,6 +135,21 @@ impl Model {
     pub fn with_manners(self, manners: ModelManners) -> Self {
         self.state().manners = manners;
         self
+    }
+
+    /// The same files with blocks of this size, in bytes. Of these consist the ranges that calls
+    /// share or move. The model goes on counting space in sectors of 4 KiB.
+    #[must_use]
+    pub fn with_blocks(self, bytes: u64) -> Self {
+        self.state().block_bytes = bytes;
+        self
+    }
+
+    /// Forgets the extended attributes with these names.
+    pub fn forget_xattrs(&self, is_forgotten: impl Fn(&[u8]) -> bool) {
+        for node in self.state().nodes.values_mut() {
+            node.xattrs.retain(|name, _| !is_forgotten(name));
+        }
     }
 
     /// From now on, files that have the flag COMPRESS and name no method use this one: `zlib`,

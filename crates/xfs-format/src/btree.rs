@@ -185,14 +185,17 @@ impl XfsTree {
 
     /// The key of a record as it is stored: that of its first block, inode or offset.
     #[must_use]
+    #[inline]
     pub fn low_key(self, record: &[u8]) -> XfsSearchKey {
-        let (first, second) = (number(record, 0, 4), number(record, 4, 4));
+        let field = |at| number(record, at, 4);
         XfsSearchKey(match self {
-            Self::FreeByBlock => [first, second, 0],
-            Self::FreeBySize => [second, first, 0],
-            Self::ReverseMap => [first, number(record, 8, 8), without_state(number(record, 16, 8))],
+            Self::FreeByBlock => [field(0), field(4), 0],
+            Self::FreeBySize => [field(4), field(0), 0],
+            Self::ReverseMap => {
+                [field(0), number(record, 8, 8), without_state(number(record, 16, 8))]
+            }
             Self::Extents => [extent(record).0, 0, 0],
-            _ => [first, 0, 0],
+            _ => [field(0), 0, 0],
         })
     }
 
@@ -216,14 +219,17 @@ impl XfsTree {
 
     /// The lowest key of a child, from what a node stores about it.
     #[must_use]
+    #[inline]
     pub fn child_key(self, stored: &[u8]) -> XfsSearchKey {
-        let (first, second) = (number(stored, 0, 4), number(stored, 4, 4));
+        let field = |at| number(stored, at, 4);
         XfsSearchKey(match self {
-            Self::FreeByBlock => [first, second, 0],
-            Self::FreeBySize => [second, first, 0],
-            Self::ReverseMap => [first, number(stored, 4, 8), without_state(number(stored, 12, 8))],
+            Self::FreeByBlock => [field(0), field(4), 0],
+            Self::FreeBySize => [field(4), field(0), 0],
+            Self::ReverseMap => {
+                [field(0), number(stored, 4, 8), without_state(number(stored, 12, 8))]
+            }
             Self::Extents => [number(stored, 0, 8), 0, 0],
-            _ => [first, 0, 0],
+            _ => [field(0), 0, 0],
         })
     }
 

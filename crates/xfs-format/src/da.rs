@@ -11,6 +11,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::identity::XfsIdentity;
 use crate::layout::view;
+use crate::log::items::CHUNK;
 use crate::{BasicBlock, FileBlock, Ino, Lsn, Malformed, Structure, U16, U32, U64, XfsGeometry};
 
 /// The links with which nodes and leaves begin. 12 bytes.
@@ -183,7 +184,12 @@ impl DaKind {
 
     fn has_magic(self, geometry: &XfsGeometry, block: &[u8]) -> bool {
         let (at, magic) = self.magic(geometry);
-        block.get(at..).is_some_and(|rest| rest.starts_with(magic))
+        let rest = block.get(at..).unwrap_or_default();
+        match *magic {
+            [a, b] => rest.first_chunk() == Some(&[a, b]),
+            [a, b, c, d] => rest.first_chunk() == Some(&[a, b, c, d]),
+            _ => false,
+        }
     }
 
     /// An error about a block of this kind.
@@ -420,7 +426,8 @@ pub fn splice_node(
     Ok(true)
 }
 
-/// Changes a block in memory, and tells the caller which bytes: the log carries only these.
+/// Changes a block in memory, and tells the caller which chunks of it differ then: the log carries
+/// only these.
 pub struct DaEdit<'a> {
     kind: DaKind,
     block: &'a mut [u8],
@@ -428,7 +435,8 @@ pub struct DaEdit<'a> {
 }
 
 impl<'a> DaEdit<'a> {
-    /// Changes a verified block of this kind. `changed` hears of each range that changes.
+    /// Changes a verified block of this kind. `changed` hears of each range that changes, each
+    /// inside of one chunk. Bytes that are overwritten by the same ones do not change.
     pub fn new(
         kind: DaKind,
         block: &'a mut [u8],
@@ -466,10 +474,12 @@ impl<'a> DaEdit<'a> {
 
     /// Writes `bytes` at `at`.
     pub(crate) fn put(&mut self, at: usize, bytes: &[u8]) -> Result<(), Malformed> {
-        let range = at..at.saturating_add(bytes.len());
-        let place = self.block.get_mut(range.clone());
-        place.ok_or_else(|| self.kind.bad("a change leads out of it"))?.copy_from_slice(bytes);
-        self.tell(range);
+        let place = self.block.get_mut(at..at.saturating_add(bytes.len()));
+        let place = place.ok_or_else(|| self.kind.bad("a change leads out of it"))?;
+        if let Some(changed) = self.changed.as_deref_mut() {
+            tell_differing(at, place, bytes, changed);
+        }
+        place.copy_from_slice(bytes);
         Ok(())
     }
 
@@ -479,15 +489,12 @@ impl<'a> DaEdit<'a> {
         if from.start > from.end || from.end > self.block.len() || end > self.block.len() {
             return Err(self.kind.bad("a move leads out of it"));
         }
-        self.block.copy_within(from, to);
-        self.tell(to..end);
-        Ok(())
-    }
-
-    fn tell(&mut self, range: Range<usize>) {
-        if let Some(changed) = &mut self.changed {
-            changed(range);
+        if let Some(changed) = self.changed.as_deref_mut() {
+            let (old, new) = (self.block.get(to..end), self.block.get(from.clone()));
+            tell_differing(to, old.unwrap_or_default(), new.unwrap_or_default(), changed);
         }
+        self.block.copy_within(from, to);
+        Ok(())
     }
 
     /// Makes the block one of another kind, whose header is as long.
@@ -499,5 +506,18 @@ impl<'a> DaEdit<'a> {
         let (at, magic) = kind.magic(geometry);
         self.kind = kind;
         self.put(at, magic)
+    }
+}
+
+/// Tells `changed` of the parts of the bytes from `at` on that are others when `old` becomes `new`.
+fn tell_differing(at: usize, old: &[u8], new: &[u8], changed: &mut dyn FnMut(Range<usize>)) {
+    let mut start = 0;
+    while start < new.len() {
+        // The first part ends with the chunk that it begins in.
+        let end = new.len().min(start + CHUNK - (at + start) % CHUNK);
+        if old.get(start..end) != new.get(start..end) {
+            changed(at + start..at + end);
+        }
+        start = end;
     }
 }

@@ -126,7 +126,7 @@ impl XfsDirEntry<'_> {
         if self.name.is_empty() || self.name.len() > 255 {
             return bad(format!("a name of {} bytes", self.name.len()));
         }
-        if self.name.iter().any(|byte| matches!(byte, 0 | b'/')) {
+        if has_separator(self.name) {
             return bad("its name holds a slash or a NUL byte".to_owned());
         }
         if self.file_type > file_type::WHT {
@@ -134,6 +134,19 @@ impl XfsDirEntry<'_> {
         }
         geometry.check_ino(Structure::DirectoryEntry, self.ino)
     }
+}
+
+/// Whether bytes hold a slash or a NUL byte. Eight are looked at at a time: each commit of a name
+/// proves all names in its block.
+fn has_separator(name: &[u8]) -> bool {
+    const ONES: u64 = u64::MAX / 0xff;
+    const SLASHES: u64 = ONES * b'/' as u64;
+    // Not 0 when one of the bytes is 0: only such a byte gets its high bit by the subtraction.
+    let zeros = |word: u64| word.wrapping_sub(ONES) & !word & ONES << 7;
+    let (words, rest) = name.as_chunks();
+    let words = words.iter().map(|word| u64::from_ne_bytes(*word));
+    let found = words.fold(0, |found, word| found | zeros(word) | zeros(word ^ SLASHES));
+    found != 0 || rest.iter().any(|byte| matches!(byte, 0 | b'/'))
 }
 
 fn has_types(geometry: &XfsGeometry) -> bool {

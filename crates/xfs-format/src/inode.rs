@@ -289,9 +289,18 @@ impl XfsInodeCore {
     ///
     /// When `inode` is not as long as an inode.
     pub fn write(&self, inode: &mut [u8], geometry: &XfsGeometry) {
+        self.put(inode, geometry);
+        seal(inode, geometry);
+    }
+
+    /// Writes the core over the start of an inode whose checksum is still to be written.
+    ///
+    /// # Panics
+    ///
+    /// When `inode` is not as long as an inode.
+    pub fn put(&self, inode: &mut [u8], geometry: &XfsGeometry) {
         let len = Self::len(geometry);
         inode[..len].copy_from_slice(&self.as_bytes()[..len]);
-        seal(inode, geometry);
     }
 
     /// The flags.

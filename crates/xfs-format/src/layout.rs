@@ -32,9 +32,19 @@ pub(crate) fn view<T: FromBytes + KnownLayout + Immutable>(
 }
 
 /// The big-endian number in `len` bytes at `at`; 0 outside of `bytes`.
+#[inline]
 pub(crate) fn number(bytes: &[u8], at: usize, len: usize) -> u64 {
-    let field = bytes.get(at..at + len).unwrap_or_default();
-    field.iter().fold(0, |number, &byte| number << 8 | u64::from(byte))
+    let rest = bytes.get(at..).unwrap_or_default();
+    // The usual lengths are one load each.
+    match len {
+        2 => rest.first_chunk().map_or(0, |field| u16::from_be_bytes(*field).into()),
+        4 => rest.first_chunk().map_or(0, |field| u32::from_be_bytes(*field).into()),
+        8 => rest.first_chunk().map_or(0, |field| u64::from_be_bytes(*field)),
+        _ => {
+            let field = rest.get(..len).unwrap_or_default();
+            field.iter().fold(0, |number, &byte| number << 8 | u64::from(byte))
+        }
+    }
 }
 
 macro_rules! sizes {

@@ -7,11 +7,12 @@
 
 pub(crate) mod edit;
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use offshoot_vfs::{Malformed, Result, Structure};
 use offshoot_xfs_format::btree::{XfsBtreeBlock, XfsForkRoot, XfsSearchKey, XfsTree};
-use offshoot_xfs_format::record::XfsTreeRecord;
+use offshoot_xfs_format::record::{XfsExtent, XfsExtentItem, XfsTreeRecord};
 use offshoot_xfs_format::{AgBlock, AgNumber, FileBlock, FsBlock, Ino, XfsGeometry};
 
 use crate::buffer::{BufferRole, XfsBuffer, XfsBuffers};
@@ -177,6 +178,51 @@ impl<'a> XfsTreeCursor<'a> {
 
     fn block_of(&self, pointer: Option<u64>) -> FsBlock {
         self.root.block_of(self.buffers.geometry(), pointer.unwrap_or(u64::MAX))
+    }
+}
+
+/// A block on the way down the tree of a fork, and what its parent says of it: for a search that
+/// reads the blocks itself, and needs no cursor.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ForkSearch {
+    /// The block that is read next.
+    pub(crate) at: FsBlock,
+    /// The place that the extent is to have.
+    place: FileBlock,
+    level: u32,
+    first: Option<XfsSearchKey>,
+    end: Option<XfsSearchKey>,
+}
+
+impl ForkSearch {
+    /// The first step of a search for the last extent that begins at `place` or before.
+    pub(crate) fn new(root: &XfsForkRoot, place: FileBlock) -> Option<Self> {
+        let behind = root.children.partition_point(|(first, _)| *first <= place);
+        let child = behind.saturating_sub(1);
+        let &(first, at) = root.children.get(child)?;
+        let end = root.children.get(child + 1).map(|(next, _)| file_key(*next));
+        let level = u32::from(root.level).checked_sub(1)?;
+        Some(Self { at, place, level, first: Some(file_key(first)), end })
+    }
+
+    /// The next step, or what a leaf has.
+    pub(crate) fn next(
+        self,
+        geometry: &XfsGeometry,
+        bytes: &[u8],
+    ) -> std::result::Result<ControlFlow<Option<XfsExtent>, Self>, Malformed> {
+        let block = XfsBtreeBlock::view(bytes, geometry, XfsTree::Extents);
+        prove_child(&block, self.level, self.first, self.end)?;
+        let Some(level) = self.level.checked_sub(1) else {
+            let items = block.records::<XfsExtentItem>();
+            let behind = items.partition_point(|item| item.get().offset <= self.place);
+            let found = behind.checked_sub(1).and_then(|index| items.get(index));
+            return Ok(ControlFlow::Break(found.map(|item| item.get())));
+        };
+        let index = floor(&block, file_key(self.place));
+        let at = FsBlock(block.pointer(index).unwrap_or(u64::MAX));
+        let (first, end) = (block.key(index), block.key(index + 1).or(self.end));
+        Ok(ControlFlow::Continue(Self { at, level, first, end, ..self }))
     }
 }
 

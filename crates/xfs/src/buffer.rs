@@ -102,15 +102,21 @@ impl BufferRole {
         }
     }
 
-    /// Proves what a transaction makes of a block of a directory or of attributes, before others
-    /// see it. Blocks of the other roles have owners that prove their changes.
+    /// Whether a changed block is proved whole before the log gets it: one of a directory or of
+    /// attributes. Blocks of the other roles have owners that prove their changes.
+    pub(crate) fn is_proved_whole(self) -> bool {
+        matches!(self, Self::Directory(..) | Self::Attributes(..))
+    }
+
+    /// Proves what transactions have made of a block, if it is proved whole. Its checksum may be
+    /// that of older bytes.
     pub(crate) fn verify_changed(
         self,
         geometry: &XfsGeometry,
         place: BasicBlock,
         bytes: &[u8],
     ) -> Result<()> {
-        if !matches!(self, Self::Directory(..) | Self::Attributes(..)) {
+        if !self.is_proved_whole() {
             return Ok(());
         }
         self.verify(geometry, place, bytes, false).map_err(|problem| damaged_at(place, problem))
@@ -352,6 +358,10 @@ impl XfsBuffers {
     pub(crate) fn read(&self, runs: &[DiskRun], role: BufferRole) -> Result<Arc<XfsBuffer>> {
         let place = runs.first().map_or(BasicBlock(0), |run| run.at);
         let len = runs.iter().map(|run| run.bytes).sum();
+        let is_this = |found: &XfsBuffer| found.role == role && found.bytes.len() == len;
+        if let Some(changed) = self.changed.get(place) {
+            return self.as_role(changed, role, is_this);
+        }
         let mut was_read = false;
         let found = self.cache.get_or_insert_with(&place.0, || {
             if let Some(changed) = self.changed.get(place) {
@@ -360,16 +370,26 @@ impl XfsBuffers {
             was_read = true;
             self.read_verified(runs, role)
         })?;
-        if was_read || found.role == role && found.bytes.len() == len {
+        if was_read || is_this(&found) {
             return Ok(found);
         }
-        // Two structures name this place, and at least one of them is wrong.
         if let Some(changed) = self.changed.get(place) {
-            return changed.as_role(self, role).map(Arc::new);
+            return self.as_role(changed, role, is_this);
         }
         let buffer = self.read_verified(runs, role)?;
         self.cache.insert(place.0, buffer.clone());
         Ok(buffer)
+    }
+
+    /// What a transaction has made of a place, as `role`. If it is another one, two structures name
+    /// this place, and at least one of them is wrong.
+    fn as_role(
+        &self,
+        changed: Arc<XfsBuffer>,
+        role: BufferRole,
+        is_this: impl Fn(&XfsBuffer) -> bool,
+    ) -> Result<Arc<XfsBuffer>> {
+        if is_this(&changed) { Ok(changed) } else { changed.as_role(self, role).map(Arc::new) }
     }
 
     fn read_verified(&self, runs: &[DiskRun], role: BufferRole) -> Result<Arc<XfsBuffer>> {

@@ -1,8 +1,9 @@
 //! Inodes: loaded from their clusters, verified, and kept in a small cache.
 //!
-//! A reader sees an inode as the last commit left it, also when its cluster does not have that yet.
-//! Before an inode is read, the tree of inodes of its group must say that it is in use. So a number
-//! that leads to no file, from a stale handle or a damaged directory, gives an error that says so.
+//! A reader sees an inode as the last commit left it, also when its cluster does not have that yet:
+//! then the commit says whether the inode is in use. Before an inode is read from its cluster, the
+//! tree of inodes of its group must say so. So a number that leads to no file, from a stale handle
+//! or a damaged directory, gives an error that says so.
 
 pub(crate) mod change;
 pub(crate) mod exchange;
@@ -137,7 +138,12 @@ impl XfsInodes {
 
 /// Reads an inode; `None` when it is not in use.
 fn load(buffers: &XfsBuffers, ino: Ino) -> Result<Option<LoadedInode>> {
-    let Some((ag, inode)) = buffers.geometry().split_ino(ino) else { return Ok(None) };
+    let geometry = buffers.geometry();
+    let Some((ag, inode)) = geometry.split_ino(ino) else { return Ok(None) };
+    if let (Some(bytes), Some(at)) = (buffers.committed_inode(ino), geometry.inode_offset(ino)) {
+        let parsed = LoadedInode::parse_committed(geometry, ino, &bytes);
+        return parsed.map_err(|problem| damaged_at(BasicBlock(at / BASIC_BLOCK), problem));
+    }
     buffers.at_one_moment_of_group(ag, || load_in(buffers, ino, (ag, inode)))
 }
 
@@ -155,8 +161,9 @@ fn load_in(
         let is_free = "the tree of inodes says that it is in use, but it is free";
         inode.map(Some).ok_or_else(|| bad(Malformed::new(Structure::InodeCore, is_free)))
     };
+    // It was not committed before, and may be now.
     if let Some(bytes) = buffers.committed_inode(ino) {
-        return parse(&bytes);
+        return LoadedInode::parse_committed(geometry, ino, &bytes).map_err(bad);
     }
     let block = AgBlock(inode.0 >> geometry.inodes_per_block_log());
     let run = cluster(geometry, ag, block, &chunk);
@@ -199,7 +206,23 @@ impl LoadedInode {
         ino: Ino,
         bytes: &[u8],
     ) -> Result<Option<Self>, Malformed> {
-        let inode = XfsInode::verify(bytes, geometry, ino)?;
+        Self::of(geometry, ino, &XfsInode::verify(bytes, geometry, ino)?)
+    }
+
+    /// The same of the bytes of a commit, which have no checksum.
+    fn parse_committed(
+        geometry: &XfsGeometry,
+        ino: Ino,
+        bytes: &[u8],
+    ) -> Result<Option<Self>, Malformed> {
+        Self::of(geometry, ino, &XfsInode::verify_unsealed(bytes, geometry, ino)?)
+    }
+
+    fn of(
+        geometry: &XfsGeometry,
+        ino: Ino,
+        inode: &XfsInode<'_>,
+    ) -> Result<Option<Self>, Malformed> {
         if inode.core.is_free() {
             return Ok(None);
         }
@@ -207,7 +230,7 @@ impl LoadedInode {
         {
             ShortDir::parse(geometry, fork)?;
         }
-        if let Some(XfsFork::Local(fork)) = inode.attributes {
+        if let Some(XfsFork::Local(fork)) = &inode.attributes {
             ShortXattrs::parse(fork)?;
         }
         Ok(Some(Self {

@@ -1,17 +1,18 @@
 //! Changes of names: files are made, linked, moved and removed, and inodes without names are freed.
 //!
 //! ```text
-//! create          inode taken | filled | entry added | chain: parent pointer
+//! create          inode taken | filled | entry added, and a parent pointer
 //! long lists      unnamed inode | its attributes | entry added, and it leaves the unlinked list
 //! unlink, rmdir   last name: the inode enters the unlinked list | entry removed | chain
 //! inactivate      blocks freed, step by step | it leaves the list and is free
 //! ```
 //!
 //! Each change of a name is one transaction, and the deferred work that follows from it: blocks of
-//! directories are freed, parent pointers are set and removed. All inodes of the change stay locked
-//! until the last step. Only what an inode without names holds is freed in calls of its own
-//! ([`XfsNames::inactivate`]), when the caller knows that no program has it open. The device always
-//! has such an inode in a list of unlinked ones, so the recovery of a crash frees it.
+//! directories are freed, and parent pointers that are in blocks are set and removed. Those in
+//! inodes change with the name. All inodes of the change stay locked until the last step. Only what
+//! an inode without names holds is freed in calls of its own ([`XfsNames::inactivate`]), when the
+//! caller knows that no program has it open. The device always has such an inode in a list of
+//! unlinked ones, so the recovery of a crash frees it.
 //!
 //! # Locks
 //!

@@ -12,6 +12,11 @@
 //! buffers of an inode as one commit has left them asks for a moment of that inode
 //! ([`moment`](crate::buffer::XfsBuffers::moment)). Dropping a transaction undoes it.
 //!
+//! A commit encodes each inode that it changes, and proves it. Its checksum is computed on its way
+//! home, as those of blocks are. A changed block of a directory or of attributes is proved whole
+//! when the log is written: 100 names that go to one block in a context are one proof
+//! ([`checkpoint`](crate::log) says what becomes of a block that is not sound).
+//!
 //! Locks are taken in this order: inodes ascending by number, AGI, clusters of inodes, AGF
 //! ascending by group, blocks of trees from the root.
 //!
@@ -20,13 +25,16 @@
 //! | `transaction`, `inode` | one transaction, and the inodes that it changes |
 //! | `buffer_item`, `runs`, `inode_item`, `made` | what the log carries, and how it goes home |
 //! | `missed` | groups that an operation waits for when it begins again |
+//! | `statistics` | what commits cost |
 //! | `shared`, `locks` | the tables of these, and the locks by place and by number |
 //! | `busy`, `discards` | extents whose change is not durable, and those being discarded |
 //! | `counters` | the counters of the superblock |
 //! | `tree_rooms` | free blocks of groups that chains may still need for trees |
+//! | `rooms` | which data blocks of directories have no room |
 //! | `unlinked` | which inode is in front of which in the lists of unlinked ones |
 //! | `promise` | free blocks that are promised to data before a transaction takes them |
 //! | `reservation`, `log_sizes`, `levels` | how much log space each kind takes |
+//! | `work` | what changes of blocks cost |
 
 mod buffer_item;
 mod busy;
@@ -42,11 +50,14 @@ mod made;
 mod missed;
 mod promise;
 mod reservation;
+mod rooms;
 mod runs;
 mod shared;
+mod statistics;
 mod transaction;
 mod tree_rooms;
 mod unlinked;
+mod work;
 
 #[cfg(test)]
 mod tests;
@@ -82,10 +93,13 @@ pub(crate) use promise::BlockPromise;
 pub(crate) use reservation::{
     LogReservations, MOST_TARGET_BLOCKS, QUOTAS, XfsLogReservation, XfsTransactionKind,
 };
+use rooms::DirectoryRooms;
 pub(crate) use runs::BufferRuns;
 use shared::{EmptiedTables, TransactionShared};
+pub(crate) use statistics::CommitStatistics;
 pub(crate) use transaction::{BusyBlocks, XfsTransaction};
 use unlinked::UnlinkedOrder;
+use work::{BlockWorkCounters, BlockWorkStatistics};
 
 use crate::buffer::{BufferRole, DiskRun, XfsBuffers};
 use crate::log::{LogSequence, XfsLog};
@@ -112,6 +126,8 @@ pub(crate) struct XfsTransactions {
     /// What is being discarded. No transaction takes it meanwhile.
     discarded: DiscardedExtents,
     unlinked: UnlinkedOrder,
+    directory_rooms: DirectoryRooms,
+    work: BlockWorkCounters,
     /// How often data was written in place, where no commit flushes the device for it.
     in_place: AtomicU64,
     /// The fields of the superblock, which change only when it is written.
@@ -141,6 +157,8 @@ impl XfsTransactions {
             given_up: UnsettledExtents::default(),
             discarded: DiscardedExtents::default(),
             unlinked: UnlinkedOrder::default(),
+            directory_rooms: DirectoryRooms::default(),
+            work: BlockWorkCounters::default(),
             in_place: AtomicU64::new(0),
             superblock: superblock.fields,
             has_attributes: AtomicBool::new(
@@ -185,6 +203,11 @@ impl XfsTransactions {
         &self.log
     }
 
+    /// What commits did.
+    pub(crate) fn statistics(&self) -> CommitStatistics {
+        self.shared.counters.get()
+    }
+
     /// Says that data was written in place: no commit flushes the device for it.
     pub(crate) fn note_in_place(&self) {
         self.in_place.fetch_add(1, SeqCst);
@@ -197,6 +220,16 @@ impl XfsTransactions {
 
     pub(crate) fn counters(&self) -> &VolumeCounters {
         &self.counters
+    }
+
+    /// What is known of the room in directories.
+    pub(crate) fn directory_rooms(&self) -> &DirectoryRooms {
+        &self.directory_rooms
+    }
+
+    /// What transactions that have ended did with blocks.
+    pub(crate) fn block_work(&self) -> BlockWorkStatistics {
+        self.work.get()
     }
 
     /// The free bytes of the log with which [`begin_step`](Self::begin_step) does not wait.
@@ -284,7 +317,7 @@ impl XfsTransactions {
     fn load_inode(&self, ino: Ino) -> Result<XfsChangedInode> {
         let place = self.inode_place(ino)?;
         if let Some(bytes) = self.shared.logged_inode(ino).and_then(|item| item.bytes()) {
-            return XfsChangedInode::load(place, &bytes, self.geometry());
+            return XfsChangedInode::load_committed(place, &bytes, self.geometry());
         }
         let cluster = self.shared.buffers.read(&[place.cluster], BufferRole::InodeCluster)?;
         let bytes = cluster.bytes().get(place.offset..);

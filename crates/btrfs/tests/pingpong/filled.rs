@@ -7,10 +7,10 @@
 use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::compare::{Aspect, Compare};
+use offshoot_testkit::kernel_calls::KernelCalls;
 use offshoot_testkit::model::actor::names_of;
 use offshoot_testkit::random::{is_in_run, seed_of_run};
 
-use crate::kernel::KernelCalls;
 use crate::rounds::play_on;
 use crate::volume::{PingpongLayout, VolumeMaker, open_read_only};
 

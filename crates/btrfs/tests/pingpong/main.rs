@@ -16,7 +16,6 @@
 //! | `rows` | the matrix of volumes |
 //! | `volume` | how a row becomes a volume, by our `mkfs` or by `mkfs.btrfs` |
 //! | `rounds` | the rounds, and what has to hold between them |
-//! | `kernel` | what the kernel does |
 //! | `kept` | files of every kind that the kernel makes, changed by us and by the kernel by turns |
 //! | `filled` | volumes that `mkfs.btrfs` fills from a directory |
 //!
@@ -25,7 +24,6 @@
 
 mod filled;
 mod kept;
-mod kernel;
 mod rounds;
 mod rows;
 #[path = "../shared/subvolume_calls.rs"]

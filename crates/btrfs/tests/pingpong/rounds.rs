@@ -11,13 +11,13 @@ use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges::Judges;
 use offshoot_testkit::compare::{Aspect, Compare};
 use offshoot_testkit::host::HostFilesystem;
+use offshoot_testkit::kernel_calls::KernelCalls;
 use offshoot_testkit::model::Model;
 use offshoot_testkit::model::actor::{Actor, names_of};
 use offshoot_testkit::random::{Random, seed_of_run};
 use offshoot_testkit::run::run;
 use offshoot_vfs::{FileSystem, FileSystemMut, Timestamp};
 
-use crate::kernel::KernelCalls;
 use crate::volume::{PingpongLayout, VolumeMaker, open, open_read_only, without_checksums};
 
 /// Steps of each actor in a round.

@@ -5,15 +5,19 @@ use std::sync::Arc;
 
 use offshoot_btrfs_format::TreeId;
 use offshoot_btrfs_format::chunk::Chunk;
-use offshoot_vfs::{FileSystem, StatFs};
+use offshoot_vfs::{Code, Error, FileSystem};
+use offshoot_xfs::XfsVolume;
 use serde::Serialize;
 
 use super::btrfs::space::{Allocation, allocations};
 use super::btrfs::statistics::Statistics;
-use crate::args::StatsArguments;
+use super::statistics::XfsCounters;
+use crate::args::{InfoArguments, StatsArguments};
 use crate::exit::Result;
 use crate::output::{Console, human_size, write_line};
 use crate::session::{Access, AnySession};
+
+const SINCE_MOUNTED: &str = "what the engine did since it was mounted";
 
 #[derive(Serialize)]
 struct StatsReport {
@@ -43,7 +47,14 @@ pub(super) fn run(
     let session = match AnySession::open_to(Access::Read, &arguments.volume, console)? {
         AnySession::Btrfs(session) => session,
         AnySession::Xfs(session) => {
-            return show_sizes(&session.volume.statfs()?, arguments.json, out);
+            if *locks {
+                return Err(Error::unsupported(
+                    Code::NotInFormat,
+                    "--locks: the engine of XFS counts no locks".to_owned(),
+                )
+                .into());
+            }
+            return XfsStatsReport::of(&session.volume)?.show(arguments, out);
         }
     };
     let volume = &session.volume;
@@ -69,31 +80,42 @@ pub(super) fn run(
     report.print(out)?;
     if arguments.volume.open.live.is_some() {
         let statistics = if *locks { report.statistics.with_locks() } else { report.statistics };
-        write!(out, "what the engine did since it was mounted\n{statistics}")?;
+        write!(out, "{SINCE_MOUNTED}\n{statistics}")?;
     }
     Ok(())
 }
 
-/// What is told of a volume of XFS, whose engine does not count.
+/// What is told of a volume of XFS.
 #[derive(Serialize)]
-struct StatsSizes {
+struct XfsStatsReport {
     size: u64,
     used: u64,
     available: u64,
+    statistics: XfsCounters,
 }
 
-fn show_sizes(sizes: &StatFs, is_json: bool, out: &mut dyn Write) -> Result {
-    let sizes = StatsSizes {
-        size: sizes.total_bytes,
-        used: sizes.used_bytes,
-        available: sizes.available_bytes,
-    };
-    if is_json {
-        return Ok(write_line(out, &sizes)?);
+impl XfsStatsReport {
+    fn of(volume: &XfsVolume) -> Result<Self> {
+        let sizes = volume.statfs()?;
+        Ok(Self {
+            size: sizes.total_bytes,
+            used: sizes.used_bytes,
+            available: sizes.available_bytes,
+            statistics: XfsCounters::of(volume),
+        })
     }
-    let StatsSizes { size, used, available } = sizes;
-    let sizes = [("size", size), ("used", used), ("available", available)];
-    sizes.into_iter().try_for_each(|(name, bytes)| size_line(out, name, bytes))
+
+    fn show(&self, arguments: &InfoArguments, out: &mut dyn Write) -> Result {
+        if arguments.json {
+            return Ok(write_line(out, self)?);
+        }
+        let sizes = [("size", self.size), ("used", self.used), ("available", self.available)];
+        sizes.into_iter().try_for_each(|(name, bytes)| size_line(out, name, bytes))?;
+        if arguments.volume.open.live.is_some() {
+            write!(out, "{SINCE_MOUNTED}\n{}", self.statistics)?;
+        }
+        Ok(())
+    }
 }
 
 fn size_line(out: &mut dyn Write, name: &str, bytes: u64) -> Result {

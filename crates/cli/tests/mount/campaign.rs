@@ -1,9 +1,12 @@
-//! `cargo xtask campaign mount`: suites and real programs for a long time, with every way of
-//! storing data.
+//! `cargo xtask campaign mount`: suites and real programs for a long time, on both formats, with
+//! every way of storing data.
 
 use std::time::Duration;
 
-use super::suites::{PASSED, PASSED_READ_ONLY, WAYS, run_fsx_in_all_ways, run_pjdfstest};
+use offshoot_device::VolumeFormat;
+
+use super::format::on;
+use super::suites::{PASSED, PASSED_READ_ONLY, run_fsx_in_all_ways, run_pjdfstest, ways};
 use super::work::{LONG, run_all};
 use super::{power, require};
 
@@ -23,21 +26,25 @@ fn campaign() {
     let only = std::env::var("OFFSHOOT_PART").ok();
     let is_chosen = |part: &str| only.as_deref().is_none_or(|only| only == part);
     assert!(PARTS.into_iter().any(is_chosen), "OFFSHOOT_PART={only:?}, the parts are {PARTS:?}");
-    for way in WAYS {
-        if is_chosen("pjdfstest") {
-            run_pjdfstest(&judges, way, &[], PASSED);
-            run_pjdfstest(&judges, way, &["erofs"], PASSED_READ_ONLY);
-            println!("pjdfstest with {way}: passed");
-        }
-        if is_chosen("programs") {
-            run_all(&judges, way, LONG);
-            println!("real programs with {way}: passed");
-        }
+    for format in [VolumeFormat::Btrfs, VolumeFormat::Xfs] {
+        on(format, || {
+            for way in ways() {
+                if is_chosen("pjdfstest") {
+                    run_pjdfstest(&judges, way, &[], PASSED);
+                    run_pjdfstest(&judges, way, &["erofs"], PASSED_READ_ONLY);
+                    println!("pjdfstest with {way} on {format:?}: passed");
+                }
+                if is_chosen("programs") {
+                    run_all(&judges, way, LONG);
+                    println!("real programs with {way} on {format:?}: passed");
+                }
+            }
+            if is_chosen("fsx") {
+                run_fsx_in_all_ways(&judges, Duration::from_secs(seconds));
+            }
+        });
     }
     if is_chosen("power") {
         power::cut_under_a_database(&judges, 200);
-    }
-    if is_chosen("fsx") {
-        run_fsx_in_all_ways(&judges, Duration::from_secs(seconds));
     }
 }

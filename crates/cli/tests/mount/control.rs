@@ -37,7 +37,7 @@ fn run(line: &str, root: &str) -> RunResult {
 }
 
 /// Runs command lines of the program on a mount.
-trait LiveCommands {
+pub(super) trait LiveCommands {
     fn run(&self, line: &str) -> RunResult;
     fn does(&self, line: &str) -> String;
     fn fails(&self, line: &str, code: i32) -> String;

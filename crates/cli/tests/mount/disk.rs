@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use offshoot_testkit::btrfs::disks::{Disks, MountedMembers};
 use offshoot_testkit::btrfs::judges::Judges;
 use offshoot_testkit::loops::LoopMount;
-use offshoot_testkit::xfs::disk::XfsDisk;
+use offshoot_testkit::xfs::disk::{RECOVERY, XfsDisk};
 use offshoot_testkit::xfs::judges::XfsJudges;
 
 use super::format::is_xfs;
@@ -62,6 +62,16 @@ impl MountDisk {
             Self::Btrfs(disks) => KernelMount::Btrfs(disks.mount(options)),
             Self::Xfs(disk, _) => KernelMount::Xfs(disk.mount(options, &[])),
         }
+    }
+
+    /// What a server leaves that was killed. The kernel recovers the log of XFS, whose checker
+    /// refuses a log that is not empty.
+    #[track_caller]
+    pub(crate) fn assert_checks_after_kill(&self) {
+        if let Self::Xfs(disk, _) = self {
+            drop(disk.mount("rw", &[RECOVERY]));
+        }
+        self.assert_checks();
     }
 
     /// Has `btrfs check` or `xfs_repair` find nothing.

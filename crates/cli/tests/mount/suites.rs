@@ -8,12 +8,16 @@ use offshoot_testkit::btrfs::judges::Judges;
 use offshoot_testkit::random::seed_of_run;
 
 use super::callers::MountLinks;
+use super::format::{current, is_xfs, on};
 use super::work::end;
-use super::{ServedMount, require, volume};
+use super::{ServedMount, on_both, require, volume};
 
-/// The ways of storing data. The suites have to pass with each of them.
-pub(super) const WAYS: [&str; 5] =
-    ["rw", "compress-force=zlib", "compress-force=lzo", "compress-force=zstd", "nodatacow"];
+/// The ways of storing data that the format has. The suites have to pass with each of them.
+pub(super) fn ways() -> &'static [&'static str] {
+    let all =
+        &["rw", "compress-force=zlib", "compress-force=lzo", "compress-force=zstd", "nodatacow"];
+    if is_xfs() { &all[..1] } else { all }
+}
 
 /// The program of a suite. `cargo xtask setup` installs it beside our build.
 #[track_caller]
@@ -36,12 +40,14 @@ utimensat = {}
 [settings]
 naptime = 0.01
 allow_remount = true
-# Directories of btrfs have one link, whatever is in them; the kernel's fail it too.
-expected_failures = ["rename::updates_link_parent"]
+expected_failures = EXPECTED
 
 [dummy_auth]
 entries = [["nobody", "nogroup"], ["daemon", "daemon"]]
 "#;
+
+/// Directories of btrfs have one link, whatever is in them; the kernel's fail it too.
+const EXPECTED_OF_BTRFS: &str = r#"["rename::updates_link_parent"]"#;
 
 /// Runs the tests of `pjdfstest` whose names contain one of these words, or all, on a volume that
 /// is mounted in this way.
@@ -56,6 +62,7 @@ pub(super) fn run_pjdfstest(judges: &Judges, way: &str, words: &[&str], at_least
     let remounts = !words.is_empty();
     let text =
         CONFIGURATION.replace("allow_remount = true", &format!("allow_remount = {remounts}"));
+    let text = text.replace("EXPECTED", if is_xfs() { "[]" } else { EXPECTED_OF_BTRFS });
     std::fs::write(&configuration, text).expect("a file");
     let dir = mounted.path().join("dir");
     std::fs::create_dir(&dir).expect("a directory");
@@ -74,19 +81,17 @@ pub(super) fn run_pjdfstest(judges: &Judges, way: &str, words: &[&str], at_least
     disks.assert_checks();
 }
 
-/// How many of its tests pass, and how many of those that remount. The kernel's btrfs passes no
-/// more.
+/// How many of its tests pass at least, and how many of those that remount. The kernel's btrfs
+/// passes no more.
 pub(super) const PASSED: u32 = 381;
 pub(super) const PASSED_READ_ONLY: u32 = 13;
 
-#[test]
 fn pjdfstest() {
     let Some(judges) = require() else { return };
     run_pjdfstest(&judges, "rw", &[], PASSED);
 }
 
 /// The tests that remount the volume read-only. No other test could write to it meanwhile.
-#[test]
 fn pjdfstest_read_only() {
     let Some(judges) = require() else { return };
     run_pjdfstest(&judges, "rw", &["erofs"], PASSED_READ_ONLY);
@@ -149,16 +154,23 @@ fn run_fsx(judges: &Judges, way: &str, time: Duration, first_seed: u64) {
 
 /// The same in every way of storing data, all at once.
 pub(super) fn run_fsx_in_all_ways(judges: &Judges, time: Duration) {
-    let seed = seed_of_run();
+    let (seed, format) = (seed_of_run(), current());
     std::thread::scope(|scope| {
-        for (number, way) in (0..).zip(WAYS) {
-            scope.spawn(move || run_fsx(judges, way, time, seed + number * 1_000_000));
+        for (number, way) in (0..).zip(ways()) {
+            let seed = seed + number * 1_000_000;
+            scope.spawn(move || on(format, || run_fsx(judges, way, time, seed)));
         }
     });
 }
 
-#[test]
 fn fsx() {
     let Some(judges) = require() else { return };
-    run_fsx_in_all_ways(&judges, Duration::from_secs(15));
+    let seconds = if is_xfs() { 5 } else { 15 };
+    run_fsx_in_all_ways(&judges, Duration::from_secs(seconds));
+}
+
+on_both! {
+    pjdfstest,
+    pjdfstest_read_only,
+    fsx,
 }

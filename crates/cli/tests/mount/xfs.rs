@@ -17,6 +17,7 @@ use offshoot_testkit::xfs::recipe::{FilledXfs, XfsRecipe};
 
 use rustix::process::Signal;
 
+use super::control::LiveCommands;
 use super::handles::FileHandle;
 use super::{ServedMount, can_mount, does, offshoot};
 
@@ -208,4 +209,28 @@ fn what_an_xfs_volume_has_not_is_refused() {
         assert!(said.contains(what) && said.lines().count() == 1, "{options}: {said}");
         assert_eq!(fs::read_dir(dir.path()).expect("a directory").count(), 0, "it is mounted");
     }
+}
+
+/// `stats` on a mount has what the engine did; an image is opened for reading, and did nothing.
+#[test]
+fn stats_show_what_the_engine_of_xfs_did() {
+    let Some(judges) = require() else { return };
+    let filled = one_file(&judges);
+    let mounted = ServedMount::new(filled.disk.image(), "rw");
+    for name in ["a", "b"] {
+        fs::write(mounted.path().join(name), "new").expect("a file");
+    }
+    let shown = mounted.does("sync @") + &mounted.does("stats @");
+    assert!(shown.contains("what the engine did since it was mounted"), "{shown}");
+    assert!(shown.contains("log_checkpoints"), "{shown}");
+    let json: serde_json::Value =
+        serde_json::from_str(&mounted.does("stats --json @")).expect("JSON");
+    assert!(json["used"].as_u64().is_some_and(|used| used > 0), "{json}");
+    let checkpoints = json["statistics"]["log_checkpoints"].as_u64();
+    assert!(checkpoints.is_some_and(|count| count > 0), "{json}");
+    mounted.unmount();
+    let words = ["stats".as_ref(), "--locks".as_ref(), filled.disk.image().as_os_str()];
+    let output = offshoot(&words);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(4) && said.contains("--locks"), "{said}");
 }

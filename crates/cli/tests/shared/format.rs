@@ -31,6 +31,11 @@ pub(crate) fn on(format: VolumeFormat, test: impl FnOnce()) {
     test();
 }
 
+/// The format of this test. A thread that it starts takes it over by [`on`].
+pub(crate) fn current() -> VolumeFormat {
+    FORMAT.get()
+}
+
 pub(crate) fn is_xfs() -> bool {
-    FORMAT.get() == VolumeFormat::Xfs
+    current() == VolumeFormat::Xfs
 }

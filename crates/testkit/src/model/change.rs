@@ -302,17 +302,25 @@ impl ModelState {
     }
 }
 
-/// `EINVAL` unless two ranges consist of whole sectors and do not overlap. With `may_be_cut` the
-/// last sector may be partial.
-fn require_sectors(from: FilePosition, to: FilePosition, len: u64, may_be_cut: bool) -> Result<()> {
-    let is_whole = |at: u64| at.is_multiple_of(SECTOR);
-    let are_whole = is_whole(from.offset) && is_whole(to.offset);
-    let overlap =
-        from.file == to.file && from.offset.abs_diff(to.offset) < len.next_multiple_of(SECTOR);
-    if !are_whole || !(is_whole(len) || may_be_cut) || overlap {
-        return posix(Errno::INVAL, to.file);
+impl ModelState {
+    /// `EINVAL` unless two ranges consist of whole blocks and do not overlap. With `may_be_cut` the
+    /// last block may be partial.
+    fn require_blocks(
+        &self,
+        from: FilePosition,
+        to: FilePosition,
+        len: u64,
+        may_be_cut: bool,
+    ) -> Result<()> {
+        let is_whole = |at: u64| at.is_multiple_of(self.block_bytes);
+        let are_whole = is_whole(from.offset) && is_whole(to.offset);
+        let whole_len = len.next_multiple_of(self.block_bytes);
+        let overlap = from.file == to.file && from.offset.abs_diff(to.offset) < whole_len;
+        if !are_whole || !(is_whole(len) || may_be_cut) || overlap {
+            return posix(Errno::INVAL, to.file);
+        }
+        Ok(())
     }
-    Ok(())
 }
 
 impl Model {
@@ -531,7 +539,8 @@ impl FileSystemMut for Model {
         }
         let end = offset.checked_add(len).filter(|&end| end <= MAX_SIZE);
         let Some(end) = end else { return posix(Errno::FBIG, file) };
-        let is_whole = offset.is_multiple_of(SECTOR) && len.is_multiple_of(SECTOR);
+        let block = state.block_bytes;
+        let is_whole = offset.is_multiple_of(block) && len.is_multiple_of(block);
         let new_size = match what {
             Fallocate::Allocate { keeps_size: false } | Fallocate::Zero { keeps_size: false } => {
                 size.max(end)
@@ -577,7 +586,7 @@ impl FileSystemMut for Model {
         let Some(end) = end else { return posix(Errno::FBIG, to.file) };
         state.require_alike(from.file, to.file)?;
         if len > 0 {
-            require_sectors(from, to, len, len == rest && end >= to_size)?;
+            state.require_blocks(from, to, len, len == rest && end >= to_size)?;
             Self::store_end_for_clone(&mut state, to)?;
             state.clone_sectors(from, to, len)?;
             state.written(to.file, end, at)?;
@@ -593,18 +602,22 @@ impl FileSystemMut for Model {
         if len == 0 {
             return Ok(Dedupe::Same { len });
         }
+        let block = state.block_bytes;
         let rests = [(from_size, from), (to_size, to)]
             .map(|(size, at)| size.checked_sub(at.offset).filter(|&rest| len <= rest));
         if rests.contains(&None) {
             return posix(Errno::INVAL, to.file);
         }
-        let len = if rests == [Some(len); 2] { len } else { len / SECTOR * SECTOR };
-        require_sectors(from, to, len, true)?;
+        let len = if rests == [Some(len); 2] { len } else { len / block * block };
+        state.require_blocks(from, to, len, true)?;
         if state.bytes(from, len)? != state.bytes(to, len)? {
             return Ok(Dedupe::Differs);
         }
-        // Written zeros and a hole are equal, and the destination becomes what the source is.
-        state.clone_sectors(from, to, len)?;
+        // Written zeros and a hole are equal, and the destination becomes what the source is. What
+        // is smaller than a sector is equal in any case.
+        if block >= SECTOR {
+            state.clone_sectors(from, to, len)?;
+        }
         Ok(Dedupe::Same { len })
     }
 

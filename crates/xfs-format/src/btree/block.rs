@@ -96,6 +96,7 @@ impl<'a> XfsBtreeBlock<'a> {
     /// Views a block that [`Self::verify`] has accepted before. One that it has not may give wrong
     /// entries, or none.
     #[must_use]
+    #[inline]
     pub fn view(bytes: &'a [u8], geometry: &XfsGeometry, tree: XfsTree) -> Self {
         let header = XfsBtreeHeader::read(bytes, geometry, tree);
         let (level, count) = (header.level, usize::from(header.count));
@@ -166,6 +167,7 @@ impl<'a> XfsBtreeBlock<'a> {
 
     /// Record `index` of a leaf as it is stored.
     #[must_use]
+    #[inline]
     pub fn record(&self, index: usize) -> Option<&'a [u8]> {
         (self.header.level == 0).then(|| nth(self.entries, self.tree.record_len(), index))?
     }
@@ -181,6 +183,7 @@ impl<'a> XfsBtreeBlock<'a> {
 
     /// The lowest key of record or child `index`.
     #[must_use]
+    #[inline]
     pub fn key(&self, index: usize) -> Option<XfsSearchKey> {
         match self.record(index) {
             Some(record) => Some(self.tree.low_key(record)),
@@ -199,12 +202,14 @@ impl<'a> XfsBtreeBlock<'a> {
 
     /// What a node stores about child `index` besides the pointer.
     #[must_use]
+    #[inline]
     pub fn stored_key(&self, index: usize) -> Option<&'a [u8]> {
         (self.header.level > 0).then(|| nth(self.entries, self.tree.key_len(), index))?
     }
 
     /// The block of child `index`: of the group, or of the volume in a long block.
     #[must_use]
+    #[inline]
     pub fn pointer(&self, index: usize) -> Option<u64> {
         let len = self.tree.pointer_len();
         nth(self.pointers, len, index).map(|pointer| number(pointer, 0, len))
@@ -212,6 +217,7 @@ impl<'a> XfsBtreeBlock<'a> {
 }
 
 /// Piece `index` of those of `len` bytes.
+#[inline]
 fn nth(bytes: &[u8], len: usize, index: usize) -> Option<&[u8]> {
     bytes.get(index.checked_mul(len)?..)?.get(..len)
 }
@@ -228,6 +234,7 @@ impl XfsBtreeHeader {
     /// Reads the header of a block, whose bytes may be those of any block.
     #[must_use]
     #[expect(clippy::cast_possible_truncation, reason = "numbers of two bytes")]
+    #[inline]
     pub fn read(bytes: &[u8], geometry: &XfsGeometry, tree: XfsTree) -> Self {
         let len = tree.pointer_len();
         let sibling = |at: usize| {

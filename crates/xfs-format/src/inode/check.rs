@@ -43,13 +43,40 @@ impl<'a> XfsInode<'a> {
     /// # Errors
     /// The first fault in it.
     pub fn verify(bytes: &'a [u8], geometry: &XfsGeometry, ino: Ino) -> Result<Self, Malformed> {
+        Self::verify_as(bytes, geometry, ino, true)
+    }
+
+    /// Checks the same of an inode whose checksum is still to be written.
+    ///
+    /// # Errors
+    /// The first fault in it.
+    pub fn verify_unsealed(
+        bytes: &'a [u8],
+        geometry: &XfsGeometry,
+        ino: Ino,
+    ) -> Result<Self, Malformed> {
+        Self::verify_as(bytes, geometry, ino, false)
+    }
+
+    fn verify_as(
+        bytes: &'a [u8],
+        geometry: &XfsGeometry,
+        ino: Ino,
+        is_sealed: bool,
+    ) -> Result<Self, Malformed> {
         let (len, size) = (bytes.len(), geometry.inode_size());
         ensure!(STRUCTURE, len == size, "{len} bytes, not the {size} of an inode");
         let core: &XfsInodeCore = view(STRUCTURE, bytes)?;
         ensure!(STRUCTURE, core.magic == INODE_MAGIC, "no magic");
         if geometry.has_checksums() {
             ensure!(STRUCTURE, core.version == 3, "version {}, not 3", core.version);
-            XfsIdentity::INODE.verify(STRUCTURE, bytes, geometry, None, Some(ino.0))?;
+            let identity = XfsIdentity::INODE;
+            let owner = Some(ino.0);
+            if is_sealed {
+                identity.verify(STRUCTURE, bytes, geometry, None, owner)?;
+            } else {
+                identity.verify_unsealed(STRUCTURE, bytes, geometry, None, owner)?;
+            }
         } else {
             ensure!(STRUCTURE, matches!(core.version, 1 | 2), "version {}", core.version);
         }

@@ -309,7 +309,15 @@ impl XattrChange {
         t.undo(kept, 0).map(|()| taken)
     }
 
-    fn try_step(&mut self, t: &mut XfsTransaction<'_>) -> Result<ForkStep> {
+    /// Makes the change in one step, if the inode has the attributes and room for those behind the
+    /// change. Returns whether it did; nothing has changed if not.
+    pub(crate) fn make_in_inode(&self, t: &mut XfsTransaction<'_>) -> Result<bool> {
+        let made = self.begin_step(t).and_then(|mut fork| fork.change_in_inode(self));
+        made.map_err(|error| error.in_file_if_unnamed(file_id(self.ino)))
+    }
+
+    /// The attributes, which the next step changes.
+    fn begin_step<'t, 'e>(&self, t: &'t mut XfsTransaction<'e>) -> Result<ChangedXattrs<'t, 'e>> {
         [&self.old, &self.new].into_iter().flatten().try_for_each(OwnedXattr::check)?;
         let mut fork = ChangedXattrs::new(t, self.ino);
         if self.is_of_parents() && !fork.geometry().layout.contains(XfsLayout::PARENTS) {
@@ -320,6 +328,11 @@ impl XattrChange {
         if inode.core().is_free() || is_other {
             return Err(inode.damaged("an attribute of a file that is gone is changed"));
         }
+        Ok(fork)
+    }
+
+    fn try_step(&mut self, t: &mut XfsTransaction<'_>) -> Result<ForkStep> {
+        let mut fork = self.begin_step(t)?;
         let is_done = match fork.change_short(self)? {
             ShortOutcome::Done => true,
             ShortOutcome::InBlocks => self.step_in_blocks(&mut fork)?,

@@ -117,10 +117,13 @@ impl<'a> XfsTreeEdit<'a> {
     /// The last record whose key is at most `key`.
     pub(crate) fn at_most<R: XfsTreeRecord>(&mut self, key: XfsSearchKey) -> Result<Option<R>> {
         self.locate(key)?;
-        if self.key_here()?.is_some_and(|found| found > key) {
-            self.step(CursorGoal::Last)?;
+        match self.record_here()? {
+            Some((found, _)) if found > key => {
+                self.step(CursorGoal::Last)?;
+                self.record()
+            }
+            found => Ok(self.settle(found)),
         }
-        self.record()
     }
 
     /// The first record whose key is at least `key`.
@@ -135,10 +138,8 @@ impl<'a> XfsTreeEdit<'a> {
     /// The record with this key.
     pub(crate) fn exact<R: XfsTreeRecord>(&mut self, key: XfsSearchKey) -> Result<Option<R>> {
         self.locate(key)?;
-        if self.key_here()? != Some(key) {
-            self.path.clear();
-        }
-        self.record()
+        let found = self.record_here()?.filter(|(found, _)| *found == key);
+        Ok(self.settle(found))
     }
 
     /// The record behind the cursor; `None` when the cursor is nowhere.
@@ -174,6 +175,9 @@ impl<'a> XfsTreeEdit<'a> {
     /// [`Self::insert`] says about overlaps holds here too. The cursor stays.
     pub(crate) fn replace<R: XfsTreeRecord>(&mut self, record: &R) -> Result<()> {
         let Some(leaf) = self.path.last().copied() else { return Err(self.nowhere()) };
+        if self.overwrite_same(leaf, record.as_bytes())? {
+            return Ok(());
+        }
         let before = leaf.index.checked_sub(1);
         self.prove_order(leaf, before, leaf.index + 1, record.as_bytes())?;
         self.splice(leaf.at, leaf.index, 1, &TreeEntries::record(record.as_bytes()))?;

@@ -1,13 +1,22 @@
 //! Buffers that transactions have changed, and that are not in their places yet.
 //!
-//! A commit *publishes* the new bytes of a place. Readers then find them in the cache, or here when
-//! the cache had no room. The bytes leave this table when they are *home*: written to their place
-//! on the device. What is here has no right checksum: a write to the device makes it.
+//! A commit *publishes* the new bytes of a place, and readers find them here. The bytes leave this
+//! table when they are *home*: written to their place on the device. The cache gets them then, once
+//! for all commits since they were last home. What is here has no right checksum: a write to the
+//! device makes it.
+//!
+//! The cache may have older bytes of a place that is in this table, so readers look here first:
+//!
+//! ```text
+//! reader    here: none        cache: none     device: old       is told that the cache has newer
+//! commit          publishes                                     bytes, and keeps none
+//! log                  writes home, cache gets new, leaves here
+//! ```
 
-use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use offshoot_kit::sync::Mutex;
+use offshoot_kit::shards::ShardedMap;
 use offshoot_vfs::Result;
 use offshoot_xfs_format::identity::XfsIdentity;
 use offshoot_xfs_format::{BasicBlock, Lsn};
@@ -17,12 +26,17 @@ use super::{BufferRole, XfsBuffer, XfsBuffers};
 /// The newest bytes of each place where the device has older ones.
 #[derive(Debug, Default)]
 pub(super) struct ChangedBuffers {
-    by_place: Mutex<HashMap<u64, Arc<XfsBuffer>>>,
+    by_place: ShardedMap<u64, Arc<XfsBuffer>>,
+    /// Whether there was ever one. Readers of a volume that is only read take no lock here.
+    is_used: AtomicBool,
 }
 
 impl ChangedBuffers {
     pub(super) fn get(&self, place: BasicBlock) -> Option<Arc<XfsBuffer>> {
-        self.by_place.lock().get(&place.0).cloned()
+        if !self.is_used.load(Ordering::Acquire) {
+            return None;
+        }
+        self.by_place.shard(&place.0).get(&place.0).cloned()
     }
 }
 
@@ -43,14 +57,21 @@ impl XfsBuffer {
     /// A copy that says the LSN of its last change and has its checksum, proved as its role.
     pub(crate) fn sealed(&self, buffers: &XfsBuffers, lsn: Lsn) -> Result<Self> {
         let geometry = buffers.geometry();
-        let mut bytes = self.bytes.clone();
+        let mut sealed = Self { role: self.role, place: self.place, bytes: self.bytes.clone() };
+        // Then its new checksum has to be right, and is not computed again.
+        let is_proved = self.role.is_proved_whole();
+        if is_proved {
+            self.role.verify_changed(geometry, self.place, &sealed.bytes)?;
+        }
         // Inodes have one each, which the changes of an inode keep right.
         let is_one_unit = self.role != BufferRole::InodeCluster;
-        if let Some(identity) = XfsIdentity::of_magic(geometry, &bytes).filter(|_| is_one_unit) {
-            identity.seal(&mut bytes, lsn);
+        let identity = XfsIdentity::of_magic(geometry, &sealed.bytes).filter(|_| is_one_unit);
+        if let Some(identity) = identity {
+            identity.seal(&mut sealed.bytes, lsn);
         }
-        let sealed = Self { role: self.role, place: self.place, bytes };
-        sealed.verify(geometry).map_err(|problem| sealed.damaged(problem))?;
+        if !is_proved {
+            sealed.verify(geometry).map_err(|problem| sealed.damaged(problem))?;
+        }
         Ok(sealed)
     }
 
@@ -67,22 +88,29 @@ impl XfsBuffers {
     /// Makes `buffer` what readers find at its place, until the place is written or freed.
     pub(crate) fn publish(&self, buffer: Arc<XfsBuffer>) {
         let place = buffer.place.0;
-        self.changed.by_place.lock().insert(place, buffer.clone());
-        self.cache.insert(place, buffer);
+        self.changed.is_used.store(true, Ordering::Release);
+        let before = self.changed.by_place.shard(&place).insert(place, buffer);
+        if before.is_none() {
+            // Readers that look here find no use for it.
+            self.cache.remove(&place);
+        }
     }
 
     /// Says that `buffer` was written to its place. A newer one that was published meanwhile stays.
     pub(crate) fn settle(&self, buffer: &Arc<XfsBuffer>) {
-        let mut by_place = self.changed.by_place.lock();
         let place = buffer.place.0;
+        let mut by_place = self.changed.by_place.shard(&place);
         if by_place.get(&place).is_some_and(|newest| Arc::ptr_eq(newest, buffer)) {
+            // Before it leaves the table: the cache may have got older bytes.
+            self.cache.insert(place, buffer.clone());
             by_place.remove(&place);
         }
     }
 
     /// Forgets what is at a place, because its blocks were freed.
     pub(crate) fn forget(&self, place: BasicBlock) {
-        self.changed.by_place.lock().remove(&place.0);
+        let mut by_place = self.changed.by_place.shard(&place.0);
+        by_place.remove(&place.0);
         self.cache.remove(&place.0);
     }
 }

@@ -27,9 +27,9 @@
 //! Which inodes are in use says a tree of their group, which has moments too: each commit that
 //! changes an AGI counts them.
 
-use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
+use offshoot_kit::shards::MapShard;
 use offshoot_kit::sync::atomic::{AtomicU64, Ordering};
 use offshoot_kit::sync::{Mutex, MutexGuard, thread};
 use offshoot_vfs::{Errno, Error, Result};
@@ -78,7 +78,7 @@ impl PublishedMoments {
 #[derive(Debug, Default)]
 struct InodeSlot {
     moments: PublishedMoments,
-    by_number: Mutex<HashMap<Ino, Arc<[u8]>>>,
+    by_number: Mutex<MapShard<Ino, Arc<[u8]>>>,
     /// Held while a commit publishes one of them, or a reader keeps them as they are.
     gate: Mutex<()>,
 }
@@ -120,7 +120,9 @@ impl XfsBuffers {
     /// them, and keeps what it gets until it has done so.
     pub(crate) fn gates(&self, inodes: impl Iterator<Item = Ino>) -> Vec<MutexGuard<'_, ()>> {
         // Two commits take them in the same order.
-        let slots: BTreeSet<_> = inodes.map(|ino| ino.0 % SLOTS).collect();
+        let mut slots: Vec<_> = inodes.map(|ino| ino.0 % SLOTS).collect();
+        slots.sort_unstable();
+        slots.dedup();
         let slots = slots.into_iter().filter_map(|slot| self.committed.slot(Ino(slot)));
         slots.map(|slot| slot.gate.lock()).collect()
     }
@@ -199,8 +201,8 @@ impl XfsBuffers {
         }
     }
 
-    /// The committed bytes of an inode, but for its LSN and its chain of unlinked inodes; `None`
-    /// when its cluster has them.
+    /// The committed bytes of an inode, but for its LSN, its chain of unlinked inodes, and its
+    /// checksum; `None` when its cluster has them.
     pub(crate) fn committed_inode(&self, ino: Ino) -> Option<Arc<[u8]>> {
         self.committed.slot(ino)?.by_number.lock().get(&ino).cloned()
     }

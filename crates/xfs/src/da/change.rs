@@ -35,9 +35,6 @@ use crate::inode::change::{
 use crate::trans::{BufferRuns, ForkName, XfsChangedInode, XfsTransaction};
 pub(crate) use tree::HashPath;
 
-/// The parts of a block that are compared and logged.
-const CHUNK: usize = 128;
-
 /// The pieces of a block of a directory, and the extents that one change takes, at most. A change
 /// takes up to 7 blocks, so some of these may have pieces.
 const MOST_PIECES: u32 = 4;
@@ -56,17 +53,24 @@ pub(crate) struct ChangedHashFork<'t, 'e> {
     taken: u32,
     /// Extents that were looked up, as long as none changes. A change of one name looks for the
     /// same few blocks again and again.
-    seen: Vec<XfsExtent>,
+    pub(crate) seen: Vec<XfsExtent>,
+    /// The blocks that are locked, and their places, for as long.
+    held: Vec<(FileBlock, BasicBlock)>,
     is_directory: bool,
 }
 
 impl<'t, 'e> ChangedHashFork<'t, 'e> {
     pub(crate) fn of_attributes(t: &'t mut XfsTransaction<'e>, ino: Ino) -> Self {
-        Self { t, ino, step: ForkStep::default(), taken: 0, seen: Vec::new(), is_directory: false }
+        Self::new(t, ino, false)
     }
 
     pub(crate) fn of_directory(t: &'t mut XfsTransaction<'e>, ino: Ino) -> Self {
-        Self { t, ino, step: ForkStep::default(), taken: 0, seen: Vec::new(), is_directory: true }
+        Self::new(t, ino, true)
+    }
+
+    fn new(t: &'t mut XfsTransaction<'e>, ino: Ino, is_directory: bool) -> Self {
+        let (step, seen, held) = (ForkStep::default(), Vec::new(), Vec::new());
+        Self { t, ino, step, taken: 0, seen, held, is_directory }
     }
 
     pub(crate) fn geometry(&self) -> &'e XfsGeometry {
@@ -153,8 +157,12 @@ impl<'t, 'e> ChangedHashFork<'t, 'e> {
             let count = (u64::from(extent.count) - inside).min(end - next);
             let at = self.place(FsBlock(extent.start.0 + inside))?;
             let bytes = usize::try_from(count << geometry.block_log).unwrap_or(usize::MAX);
-            DiskRun { at, bytes }.push_to(&mut runs);
+            let run = DiskRun { at, bytes };
             next += count;
+            if runs.is_empty() && next == end {
+                return Ok(Some(run.into()));
+            }
+            run.push_to(&mut runs);
         }
         Ok(Some(runs.into()))
     }
@@ -178,16 +186,35 @@ impl<'t, 'e> ChangedHashFork<'t, 'e> {
         Ok(DaExpected { place, owner: Some(self.ino), block: Some(at), is_sealed: true })
     }
 
-    /// The block at `at`.
-    pub(crate) fn read(&mut self, at: FileBlock) -> Result<Vec<u8>> {
-        let (runs, role) = (self.runs(at)?, self.role(at));
-        self.t.read(runs, role).map(<[u8]>::to_vec)
+    /// Locks the block at `at`. Returns its place, for [`Self::bytes`].
+    pub(crate) fn hold(&mut self, at: FileBlock) -> Result<BasicBlock> {
+        let held = self.find_held(at)?;
+        held.ok_or_else(|| self.damaged(format!("block {at} is not there")))
     }
 
-    /// The block at `at`; `None` when it is not mapped.
-    pub(crate) fn find_block(&mut self, at: FileBlock) -> Result<Option<Vec<u8>>> {
+    /// The same; `None` when no block is mapped at `at`.
+    pub(crate) fn find_held(&mut self, at: FileBlock) -> Result<Option<BasicBlock>> {
+        if let Some((_, place)) = self.held.iter().find(|(held, _)| *held == at) {
+            return Ok(Some(*place));
+        }
         let (Some(runs), role) = (self.find_runs(at)?, self.role(at)) else { return Ok(None) };
-        self.t.read(runs, role).map(|bytes| Some(bytes.to_vec()))
+        let place = runs.at();
+        self.t.read(runs, role)?;
+        self.held.push((at, place));
+        Ok(Some(place))
+    }
+
+    /// The bytes of a block that is locked, as they are now.
+    pub(crate) fn bytes(&self, place: BasicBlock) -> Result<&[u8]> {
+        self.t.bytes(place)
+    }
+
+    /// A copy of the block at `at`, for a change that reads it while it changes other blocks.
+    pub(crate) fn copy(&mut self, at: FileBlock) -> Result<Vec<u8>> {
+        let place = self.hold(at)?;
+        let copy = self.bytes(place)?.to_vec();
+        self.t.count_copy(copy.len());
+        Ok(copy)
     }
 
     /// The kind of a block by its magic number.
@@ -211,26 +238,22 @@ impl<'t, 'e> ChangedHashFork<'t, 'e> {
 
     /// Makes `bytes` those of the block at `at`. The log gets the parts that differ.
     pub(crate) fn store(&mut self, at: FileBlock, bytes: &[u8]) -> Result<()> {
-        let (runs, role) = (self.runs(at)?, self.role(at));
-        let place = runs.at();
-        let pairs = self.t.read(runs, role)?.chunks(CHUNK).zip(bytes.chunks(CHUNK)).zip(0..);
-        let changed = pairs.filter(|((old, new), _)| old != new);
-        let changed: Vec<(usize, &[u8])> =
-            changed.map(|((_, new), index)| (index * CHUNK, new)).collect();
-        changed.into_iter().try_for_each(|(at, new)| self.t.put(place, at, new))
+        let place = self.hold(at)?;
+        self.t.put(place, 0, bytes)
     }
 
-    /// Changes a block. Returns what `change` does.
+    /// Changes a block where it is. Returns what `change` does. After an error a part of the change
+    /// may be there: the caller returns the error, and the transaction is dropped.
     pub(crate) fn edit<T>(
         &mut self,
         (at, kind): (FileBlock, DaKind),
         change: impl FnOnce(&XfsGeometry, &mut DaEdit<'_>) -> Result<T, Malformed>,
     ) -> Result<T> {
-        let mut block = self.read(at)?;
-        let outcome = change(self.geometry(), &mut DaEdit::fill(kind, &mut block));
-        let outcome = outcome.map_err(self.in_block(at))?;
-        self.store(at, &block)?;
-        Ok(outcome)
+        let (place, geometry) = (self.hold(at)?, self.geometry());
+        let outcome = self.t.edit(place, |block, changed| {
+            change(geometry, &mut DaEdit::new(kind, block, changed))
+        })?;
+        outcome.map_err(self.in_block(at))
     }
 
     /// Where a block of the tree of hashes can be added.
@@ -305,7 +328,7 @@ impl<'t, 'e> ChangedHashFork<'t, 'e> {
         let Some((ag, found)) = allocate_anywhere(self.t, near, &wish)? else { return Ok(None) };
         let start = geometry.fs_block(ag, found.start);
         let extent = XfsExtent { offset: at, start, count: found.count, is_unwritten: false };
-        self.seen.clear();
+        self.forget();
         let ForkStep { tree_blocks, .. } = map_extent(self.t, self.ino, fork, &extent)?;
         self.step.tree_blocks.extend(tree_blocks);
         Ok(Some(found.count))
@@ -322,6 +345,12 @@ impl<'t, 'e> ChangedHashFork<'t, 'e> {
         let before = previous_mapped(self.t, self.ino, ForkName::Data, at)?;
         let behind = before.map(|last| FsBlock(last.start.0 + (end(&last) - last.offset.0)));
         Ok(behind.and_then(|behind| geometry.split(behind)).or(of_inode))
+    }
+
+    /// Forgets where blocks are, because that changes.
+    fn forget(&mut self) {
+        self.seen.clear();
+        self.held.clear();
     }
 
     fn range(&self, at: FileBlock) -> Range<u64> {
@@ -371,7 +400,7 @@ impl<'t, 'e> ChangedHashFork<'t, 'e> {
 
     /// Unmaps up to `most` extents of a range, the last ones first. Returns whether all are.
     pub(crate) fn unmap(&mut self, range: Range<u64>, most: usize) -> Result<bool> {
-        self.seen.clear();
+        self.forget();
         let ForkStep { extents, tree_blocks, is_done } =
             unmap_extents(self.t, self.ino, self.name(), range, most)?;
         self.step.extents.extend(extents);

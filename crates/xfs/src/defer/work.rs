@@ -145,6 +145,15 @@ impl DeferredWork {
         }
     }
 
+    /// Does work in the transaction that makes it necessary, if that changes only attributes in an
+    /// inode: then no intent is logged. Returns whether it did; nothing has changed if not.
+    pub(crate) fn perform_at_once(&self, transaction: &mut XfsTransaction<'_>) -> Result<bool> {
+        match self {
+            Self::Attribute(change) => change.make_in_inode(transaction),
+            _ => Ok(false),
+        }
+    }
+
     /// Gives up everything that a step has taken from a fork.
     pub(crate) fn unmapped(
         transaction: &mut XfsTransaction<'_>,

@@ -38,10 +38,12 @@ mod tests;
 use offshoot_vfs::{Errno, Error, NAME_MAX, Result};
 use offshoot_xfs_format::da::DaKind;
 use offshoot_xfs_format::dir::{XfsDirEntry, file_type};
+use offshoot_xfs_format::hash::name_hash;
 use offshoot_xfs_format::inode::file_type as inode_type;
-use offshoot_xfs_format::{FileBlock, Ino, XfsGeometry};
+use offshoot_xfs_format::record::XfsExtent;
+use offshoot_xfs_format::{BasicBlock, FileBlock, Ino, XfsGeometry};
 
-use crate::da::change::ChangedHashFork;
+use crate::da::change::{ChangedHashFork, HashPath};
 use crate::defer::DeferredWork;
 use crate::inode::file_id;
 use crate::trans::{
@@ -88,8 +90,42 @@ pub(crate) fn find_name(
 ) -> Result<Option<XfsEntryTarget>> {
     with(t, dir, |mut directory| match directory.form()? {
         DirectoryForm::Short(bytes) => directory.find_in_short(&bytes, name),
-        DirectoryForm::Block(bytes) => directory.find_in_block(&bytes, name),
+        DirectoryForm::Block(place) => directory.find_in_block(place, name),
         DirectoryForm::Tree => Ok(directory.search_tree(name)?.found.map(|found| found.target)),
+    })
+}
+
+/// Where a name goes in a directory that does not have it: what [`find_free_name`] has found. It is
+/// right as long as the transaction keeps the inode of the directory locked, over commits of steps
+/// too, and changes no name in it.
+#[derive(Debug)]
+pub(crate) struct FreeName {
+    dir: Ino,
+    hash: u32,
+    /// The way to the leaf that gets the hash, in a directory with leaves.
+    path: Option<HashPath>,
+    /// The extents that the search has looked up.
+    seen: Vec<XfsExtent>,
+}
+
+/// Looks for a name that is to be added. `None` when the directory has it.
+pub(crate) fn find_free_name(
+    t: &mut XfsTransaction<'_>,
+    dir: Ino,
+    name: &[u8],
+) -> Result<Option<FreeName>> {
+    let hash = name_hash(name);
+    with(t, dir, |mut directory| {
+        let (is_there, path) = match directory.form()? {
+            DirectoryForm::Short(bytes) => (directory.find_in_short(&bytes, name)?.is_some(), None),
+            DirectoryForm::Block(place) => (directory.find_in_block(place, name)?.is_some(), None),
+            DirectoryForm::Tree => {
+                let search = directory.search_tree(name)?;
+                (search.found.is_some(), Some(search.first))
+            }
+        };
+        let seen = directory.blocks.seen;
+        Ok((!is_there).then_some(FreeName { dir, hash, path, seen }))
     })
 }
 
@@ -107,15 +143,30 @@ pub(crate) fn add_name(
     t: &mut XfsTransaction<'_>,
     dir: Ino,
     name: &[u8],
+    target: XfsEntryTarget,
+) -> Result<Vec<DeferredWork>> {
+    check_name(name)?;
+    match find_free_name(t, dir, name)? {
+        Some(free) => add_free_name(t, free, name, target),
+        None => with(t, dir, |directory| Err(directory.exists(name))),
+    }
+}
+
+/// Adds a name where [`find_free_name`] has found that it goes.
+pub(crate) fn add_free_name(
+    t: &mut XfsTransaction<'_>,
+    FreeName { dir, hash, path, seen }: FreeName,
+    name: &[u8],
     (ino, file_type): XfsEntryTarget,
 ) -> Result<Vec<DeferredWork>> {
     check_name(name)?;
     let entry = XfsDirEntry { offset: 0, ino, name, file_type };
     with(t, dir, |mut directory| {
+        directory.blocks.seen = seen;
         match directory.form()? {
             DirectoryForm::Short(bytes) => directory.add_to_short(&bytes, &entry),
-            DirectoryForm::Block(bytes) => directory.add_to_block(&bytes, &entry),
-            DirectoryForm::Tree => directory.add_to_tree(&entry),
+            DirectoryForm::Block(_) => directory.add_to_block(&entry),
+            DirectoryForm::Tree => directory.add_to_tree(&entry, hash, path),
         }?;
         directory.given_up()
     })
@@ -140,7 +191,7 @@ pub(crate) fn remove_name(
     with(t, dir, |mut directory| {
         match directory.form()? {
             DirectoryForm::Short(bytes) => directory.remove_from_short(&bytes, name),
-            DirectoryForm::Block(bytes) => directory.remove_from_block(&bytes, name),
+            DirectoryForm::Block(place) => directory.remove_from_block(place, name),
             DirectoryForm::Tree => directory.remove_from_tree(name),
         }?;
         directory.given_up()
@@ -182,8 +233,8 @@ pub(crate) fn check_name(name: &[u8]) -> Result<()> {
 enum DirectoryForm {
     /// In the inode, with these bytes.
     Short(Vec<u8>),
-    /// In one block, with these bytes.
-    Block(Vec<u8>),
+    /// In one block, at this place of the device.
+    Block(BasicBlock),
     /// Data blocks with one leaf, or with a tree of leaves.
     Tree,
 }
@@ -226,9 +277,10 @@ impl<'t, 'e> ChangedDirectory<'t, 'e> {
         }
         let geometry = self.geometry();
         if self.size()? == geometry.dir_block_size() as u64 {
-            let block = self.blocks.read(FileBlock(0))?;
-            if DaKind::of_directory(geometry, &block) == Some(DaKind::DirBlock) {
-                return Ok(DirectoryForm::Block(block));
+            let place = self.blocks.hold(FileBlock(0))?;
+            let block = self.blocks.bytes(place)?;
+            if DaKind::of_directory(geometry, block) == Some(DaKind::DirBlock) {
+                return Ok(DirectoryForm::Block(place));
             }
         }
         Ok(DirectoryForm::Tree)
@@ -237,7 +289,7 @@ impl<'t, 'e> ChangedDirectory<'t, 'e> {
     fn replace(mut self, name: &[u8], target: XfsEntryTarget) -> Result<Vec<DeferredWork>> {
         match self.form()? {
             DirectoryForm::Short(bytes) => self.replace_in_short(&bytes, name, target),
-            DirectoryForm::Block(bytes) => self.replace_in_block(&bytes, name, target),
+            DirectoryForm::Block(place) => self.replace_in_block(place, name, target),
             DirectoryForm::Tree => self.replace_in_tree(name, target),
         }?;
         self.given_up()

@@ -29,12 +29,8 @@ use crate::trans::{XfsTransaction, XfsTransactionKind as Kind};
 impl XfsFileChanges<'_> {
     /// Takes a range of bytes, whole blocks in front of the end of the file, out of it.
     pub(crate) fn collapse(&self, ino: Ino, bytes: &Range<u64>) -> Result<()> {
-        let blocks = self.aligned(bytes)?;
         let size = self.size(ino)?;
-        if bytes.end >= size {
-            let what = format!("bytes {bytes:?} of the {size} of inode {ino} are its end");
-            return Err(Error::posix(Errno::INVAL, what));
-        }
+        let blocks = self.require_collapse(ino, size, bytes)?;
         self.prove_moves(ino, blocks.end)?;
         self.unmap_blocks(ino, blocks.clone())?;
         let mut at = blocks.end;
@@ -42,6 +38,24 @@ impl XfsFileChanges<'_> {
             at = next;
         }
         self.set_size(ino, size - (bytes.end - bytes.start))
+    }
+
+    /// Proves that bytes can be taken out of a file of this size. Returns their blocks.
+    ///
+    /// # Errors
+    /// `EINVAL` unless they are whole blocks in front of the end.
+    pub(crate) fn require_collapse(
+        &self,
+        ino: Ino,
+        size: u64,
+        bytes: &Range<u64>,
+    ) -> Result<Range<u64>> {
+        let blocks = self.aligned(bytes)?;
+        if bytes.end < size {
+            return Ok(blocks);
+        }
+        let what = format!("bytes {bytes:?} of the {size} of inode {ino} are its end");
+        Err(Error::posix(Errno::INVAL, what))
     }
 
     /// Proves that the reverse maps can say where all extents from block `at` on move, before the
@@ -81,14 +95,7 @@ impl XfsFileChanges<'_> {
     /// # Errors
     /// `EFBIG` when the file cannot be as large.
     pub(crate) fn insert(&self, ino: Ino, at: u64, len: u64) -> Result<()> {
-        let size = self.size(ino)?;
-        let blocks = self.aligned(&(at..at.saturating_add(len)))?;
-        if at >= size {
-            let what = format!("a hole at byte {at} of the {size} of inode {ino}");
-            return Err(Error::posix(Errno::INVAL, what));
-        }
-        let new_size = size.checked_add(len).filter(|size| *size <= MOST_BYTES);
-        let new_size = new_size.ok_or_else(|| too_large(ino, len))?;
+        let (blocks, new_size) = self.require_insert(ino, self.size(ino)?, at, len)?;
         // Space behind the end that would move behind the end of the largest file.
         let most = MOST_BYTES.div_ceil(self.block_bytes());
         self.unmap_blocks(ino, most - (blocks.end - blocks.start)..most)?;
@@ -101,6 +108,27 @@ impl XfsFileChanges<'_> {
             behind = next;
         }
         Ok(())
+    }
+
+    /// Proves that a file of this size can have such a hole. Returns the blocks of the hole, and the
+    /// new size.
+    ///
+    /// # Errors
+    /// `EINVAL` unless it is whole blocks in front of the end, `EFBIG` as [`insert`](Self::insert).
+    pub(crate) fn require_insert(
+        &self,
+        ino: Ino,
+        size: u64,
+        at: u64,
+        len: u64,
+    ) -> Result<(Range<u64>, u64)> {
+        let blocks = self.aligned(&(at..at.saturating_add(len)))?;
+        if at >= size {
+            let what = format!("a hole at byte {at} of the {size} of inode {ino}");
+            return Err(Error::posix(Errno::INVAL, what));
+        }
+        let new_size = size.checked_add(len).filter(|size| *size <= MOST_BYTES);
+        Ok((blocks, new_size.ok_or_else(|| too_large(ino, len))?))
     }
 
     /// Proves that the last extent can move, and makes two of the one that the range cuts.

@@ -68,7 +68,8 @@ pub(crate) fn make_chunk_now(
 ) -> Result<ChunkOutcome> {
     let mut before = t.held_buffers();
     // Locked when the caller looked for a free inode.
-    before.remove(&agi_run(t, ag).at);
+    let agi = agi_run(t, ag).at;
+    before.retain(|place| *place != agi);
     let outcome = make_locked_chunk(t, ag, generation)?;
     if outcome != ChunkOutcome::Made {
         t.release_unchanged(&before);
@@ -239,27 +240,34 @@ pub(super) fn set_chunk(
     old: Option<&XfsInodeChunk>,
     chunk: &XfsInodeChunk,
 ) -> Result<()> {
+    trees(t.geometry()).try_for_each(|which| set_chunk_in(t, ag, which, old, chunk))
+}
+
+/// The same in one of the trees.
+pub(super) fn set_chunk_in(
+    t: &mut XfsTransaction<'_>,
+    ag: AgNumber,
+    which: XfsTree,
+    old: Option<&XfsInodeChunk>,
+    chunk: &XfsInodeChunk,
+) -> Result<()> {
     let geometry = t.geometry();
     let key = XfsSearchKey([chunk.start().0.into(), 0, 0]);
-    for which in trees(geometry) {
-        let belongs =
-            |chunk: &&XfsInodeChunk| which == XfsTree::Inodes || chunk.free(geometry) != 0;
-        let (before, is_kept) = (old.filter(belongs), belongs(&chunk));
-        tree::edit(t, ag, which, |tree| {
-            let found = tree.exact::<XfsInodeChunk>(key)?;
-            if found.as_ref() != before {
-                let problem = format!("tree {which:?} has {found:?} of it, not {before:?}");
-                return Err(contradiction(ag, chunk.start(), &problem));
-            }
-            match (found.is_some(), is_kept) {
-                (true, true) => tree.replace(chunk),
-                (true, false) => tree.remove(),
-                (false, true) => tree.insert(chunk),
-                (false, false) => Ok(()),
-            }
-        })?;
-    }
-    Ok(())
+    let belongs = |chunk: &&XfsInodeChunk| which == XfsTree::Inodes || chunk.free(geometry) != 0;
+    let (before, is_kept) = (old.filter(belongs), belongs(&chunk));
+    tree::edit(t, ag, which, |tree| {
+        let found = tree.exact::<XfsInodeChunk>(key)?;
+        if found.as_ref() != before {
+            let problem = format!("tree {which:?} has {found:?} of it, not {before:?}");
+            return Err(contradiction(ag, chunk.start(), &problem));
+        }
+        match (found.is_some(), is_kept) {
+            (true, true) => tree.replace(chunk),
+            (true, false) => tree.remove(),
+            (false, true) => tree.insert(chunk),
+            (false, false) => Ok(()),
+        }
+    })
 }
 
 /// The trees of inodes that a volume has.

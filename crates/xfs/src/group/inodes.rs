@@ -6,11 +6,12 @@ use offshoot_xfs_format::geometry::XfsLayout;
 use offshoot_xfs_format::group::{Agi, UNLINKED_LISTS};
 use offshoot_xfs_format::inode::{XfsForkFormat, XfsInodeFlags2};
 use offshoot_xfs_format::record::{CHUNK_INODES, XfsInodeChunk};
-use offshoot_xfs_format::{AgIno, AgNumber, Ino};
+use offshoot_xfs_format::{AgIno, AgNumber, Ino, XfsGeometry};
 
-use super::chunks::{self, contradiction, set_chunk, split};
+use super::chunks::{self, contradiction, set_chunk, set_chunk_in, split};
 use super::headers::{add, agi, change_agi, lock_in_order};
 use super::tree;
+use crate::btree::edit::XfsTreeEdit;
 use crate::buffer::BufferRole;
 use crate::trans::{ChangedFork, CountChanges, ForkName, XfsTransaction};
 
@@ -24,55 +25,72 @@ pub(crate) fn take_inode(
     ag: AgNumber,
     near: AgIno,
 ) -> Result<Option<Ino>> {
-    lock_in_order(t, BufferRole::Inodes(ag))?;
     if agi(t, ag)?.freecount.get() == 0 {
         return Ok(None);
     }
     let geometry = t.geometry();
-    let has_free = |chunk: &XfsInodeChunk| chunk.free(geometry) != 0;
-    let which = if geometry.layout.contains(XfsLayout::FREE_INODES) {
-        XfsTree::FreeInodes
-    } else {
-        XfsTree::Inodes
-    };
-    let chunk = tree::edit(t, ag, which, |tree| {
-        let key = XfsSearchKey([near.0.into(), 0, 0]);
-        let mut next = tree.at_most::<XfsInodeChunk>(key)?;
-        while next.as_ref().is_some_and(|chunk| !has_free(chunk)) {
-            next = tree.previous()?;
+    let has_free_tree = geometry.layout.contains(XfsLayout::FREE_INODES);
+    let which = if has_free_tree { XfsTree::FreeInodes } else { XfsTree::Inodes };
+    // The search leaves the cursor at the record, which is changed there.
+    let taken = tree::edit(t, ag, which, |tree| {
+        let Some(chunk) = find_free(tree, geometry, near)? else { return Ok(None) };
+        let index = chunk.free(geometry).trailing_zeros();
+        let inode = AgIno(chunk.start().0.saturating_add(index));
+        let new = with_free(geometry, ag, inode, &chunk, chunk.free.get() & !(1 << index))?;
+        if has_free_tree && new.free(geometry) == 0 {
+            tree.remove()?;
+        } else {
+            tree.replace(&new)?;
         }
-        if next.is_none() {
-            next = tree.at_least::<XfsInodeChunk>(key)?;
-            while next.as_ref().is_some_and(|chunk| !has_free(chunk)) {
-                next = tree.next()?;
-            }
-        }
-        Ok(next)
+        Ok(Some((inode, chunk, new)))
     })?;
-    let Some(chunk) = chunk else {
+    let Some((inode, chunk, new)) = taken else {
         return Err(contradiction(ag, near, "the AGI counts a free inode, and no chunk has one"));
     };
-    let index = chunk.free(geometry).trailing_zeros();
-    let inode = AgIno(chunk.start().0.saturating_add(index));
-    change_free(t, ag, inode, &chunk, chunk.free.get() & !(1 << index), -1)?;
+    if has_free_tree {
+        set_chunk_in(t, ag, XfsTree::Inodes, Some(&chunk), &new)?;
+    }
+    count_free(t, ag, -1)?;
     Ok(Some(geometry.ino(ag, inode)))
 }
 
-/// Stores the mask of free inodes of a chunk, and counts the one that was taken or freed.
-fn change_free(
-    t: &mut XfsTransaction<'_>,
+/// Sets the cursor to a chunk with a free inode, best in front of `near`.
+fn find_free(
+    tree: &mut XfsTreeEdit<'_>,
+    geometry: &XfsGeometry,
+    near: AgIno,
+) -> Result<Option<XfsInodeChunk>> {
+    let has_none = |chunk: &XfsInodeChunk| chunk.free(geometry) == 0;
+    let key = XfsSearchKey([near.0.into(), 0, 0]);
+    let mut found = tree.at_most::<XfsInodeChunk>(key)?;
+    while found.as_ref().is_some_and(has_none) {
+        found = tree.previous()?;
+    }
+    if found.is_none() {
+        found = tree.at_least::<XfsInodeChunk>(key)?;
+        while found.as_ref().is_some_and(has_none) {
+            found = tree.next()?;
+        }
+    }
+    Ok(found)
+}
+
+/// The record of a chunk, one of whose inodes is taken or freed, with another mask of free ones.
+fn with_free(
+    geometry: &XfsGeometry,
     ag: AgNumber,
     inode: AgIno,
     chunk: &XfsInodeChunk,
     free: u64,
-    change: i64,
-) -> Result<()> {
-    let geometry = t.geometry();
+) -> Result<XfsInodeChunk> {
     if !geometry.has_inode(ag, inode) {
         return Err(contradiction(ag, inode, "it is not in the group"));
     }
-    let new = XfsInodeChunk::new(geometry, chunk.start(), chunk.holes(geometry), free);
-    set_chunk(t, ag, Some(chunk), &new)?;
+    Ok(XfsInodeChunk::new(geometry, chunk.start(), chunk.holes(geometry), free))
+}
+
+/// Counts an inode that was taken or freed.
+fn count_free(t: &mut XfsTransaction<'_>, ag: AgNumber, change: i64) -> Result<()> {
     change_agi(t, ag, |agi| add(&mut agi.freecount, change))?;
     t.count(CountChanges { free_inodes: change, ..CountChanges::default() });
     Ok(())
@@ -90,7 +108,9 @@ pub(crate) fn free_inode(t: &mut XfsTransaction<'_>, ino: Ino) -> Result<()> {
         return Err(contradiction(ag, inode, "it is freed, and is free"));
     }
     let free = chunk.free.get() | bit;
-    change_free(t, ag, inode, &chunk, free, 1)?;
+    let freed = with_free(t.geometry(), ag, inode, &chunk, free)?;
+    set_chunk(t, ag, Some(&chunk), &freed)?;
+    count_free(t, ag, 1)?;
     // A block with more inodes than a chunk has belongs to several.
     let is_whole_block =
         t.geometry().inodes_per_block_log() <= CHUNK_INODES.ilog2().try_into().unwrap_or(0);

@@ -57,11 +57,14 @@ impl LiveContents<'_> {
                 self.grow(range.end, keeps_size)
             }
             Fallocate::PunchHole => self.punch(range),
+            // What is refused changes nothing: it writes no data back, which commits would show.
             Fallocate::Collapse => {
+                self.data.changes().require_collapse(ino, self.size(), range)?;
                 self.move_blocks(range.start, |changes| changes.collapse(ino, range))
             }
             Fallocate::Insert => {
                 let len = range.end - range.start;
+                self.data.changes().require_insert(ino, self.size(), range.start, len)?;
                 self.move_blocks(range.start, |changes| changes.insert(ino, range.start, len))
             }
         }

@@ -28,10 +28,12 @@ impl XfsLive {
         self.transactions.counters().free_for_files()
     }
 
-    /// What the log and the buffers of files did.
+    /// What the log, transactions, their commits, and the buffers of files did.
     pub(crate) fn counters(&self) -> Vec<Counter> {
         let log = self.transactions.log().statistics().list();
-        [log, self.buffered.statistics().list()].concat()
+        let work = self.transactions.block_work().list();
+        let commits = self.transactions.statistics().list();
+        [log, work, commits, self.buffered.statistics().list()].concat()
     }
 
     /// What is durable: another text after each change that was made durable.

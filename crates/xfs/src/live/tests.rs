@@ -5,20 +5,27 @@ mod refused;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use offshoot_device::{BlockDevice, MemoryDevice};
 use offshoot_testkit::xfs::disk::XfsDisk;
 use offshoot_testkit::xfs::judges;
 use offshoot_vfs::{EntryPlace, Fallocate, FileId, FileType, NewFile, NewNode, Rename, Timestamp};
 use offshoot_xfs_format::Ino;
+use uuid::Uuid;
 
 use super::*;
+use crate::mkfs::{XfsMkfsOptions, mkfs_xfs};
 use crate::options::XfsOptions;
 use crate::volume;
 
 const AT: Timestamp = Timestamp { secs: 1_700_000_000, nanos: 5 };
 
 fn live(disk: &XfsDisk) -> (Arc<XfsLive>, FileId) {
+    live_on(disk.writable_device())
+}
+
+fn live_on(device: Arc<dyn BlockDevice>) -> (Arc<XfsLive>, FileId) {
     let options = XfsOptions::default();
-    let (opened, log) = volume::open_writable(disk.writable_device(), &options).unwrap();
+    let (opened, log) = volume::open_writable(device, &options).unwrap();
     let root = opened.superblock.fields.root().unwrap();
     let live = open_live(&opened, &log, Arc::new(XfsInodes::new(1 << 20)), &options).unwrap();
     (live, crate::inode::file_id(root))
@@ -34,6 +41,51 @@ fn disk() -> Option<XfsDisk> {
     let disk = XfsDisk::create(&judges::require()?, 64);
     disk.mkfs("--unsupported");
     Some(disk)
+}
+
+/// What commits cost, for each of 10,000 new names in one directory: nothing grows with it.
+#[test]
+fn a_create_is_one_commit_that_copies_what_it_changes() {
+    const FILES: u64 = 10_000;
+    let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::sparse(1 << 30));
+    mkfs_xfs(&*device, &XfsMkfsOptions::new(Uuid::from_u128(7), AT)).unwrap();
+    let (live, root) = live_on(device);
+    let new = NewFile { permissions: 0o755, uid: 0, gid: 0, umask: None, at: AT };
+    let dir = live.mkdir(EntryPlace { dir: root, name: b"dir" }, &new).unwrap();
+    let value = |name: &str| {
+        let counters = live.counters();
+        counters.iter().find(|counter| counter.name == name).unwrap().value
+    };
+    let names = [
+        "commit_commits",
+        "commit_buffers",
+        "commit_inodes",
+        "commit_proofs",
+        "log_formats",
+        "log_patches",
+        "log_shadow_allocations",
+    ];
+    let before = names.map(value);
+    for number in 0..FILES {
+        make(&live, dir, &format!("{:016x}", number.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
+    }
+    let mut counts = names.map(value);
+    counts.iter_mut().zip(before).for_each(|(count, before)| *count -= before);
+    let [commits, buffers, inodes, proofs, formats, patches, allocations] = counts;
+    // In hundredths of a count for each file. Each 64 files need a chunk of inodes.
+    let each = |count: u64| 100 * count / FILES;
+    assert!((100..=102).contains(&each(commits)), "{counts:?}");
+    assert!((200..=202).contains(&each(inodes)), "its directory, and itself: {counts:?}");
+    // Three blocks of the directory, the AGI, and both trees of inodes.
+    assert!(each(buffers) <= 615, "{counts:?}");
+    assert!(formats <= buffers + inodes + FILES / 20, "{counts:?}");
+    assert!(each(patches) >= 600, "nearly all buffers: {counts:?}");
+    assert!(each(allocations) <= 105, "its own vector: {counts:?}");
+    assert_eq!(proofs, 0, "nothing was pushed: {counts:?}");
+    live.shut_down().unwrap();
+    let [proofs, seals] = ["commit_proofs", "commit_seals"].map(value);
+    assert!(each(proofs) <= 5, "each block once: {proofs}");
+    assert!(each(seals) <= 110, "each inode once, and each block: {seals}");
 }
 
 #[test]

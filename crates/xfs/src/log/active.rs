@@ -97,15 +97,18 @@ impl ActiveItems {
         self.list.lock().insert(intent, lsn, true);
     }
 
-    /// The item was written home as it was at `place`. Returns whether it is clean: no newer
-    /// checkpoint has it.
-    pub(super) fn at_home(&self, item: &Arc<dyn LoggedItem>, place: ActivePlace) -> bool {
+    /// The items were written home as they were at these places. Returns which of them are clean:
+    /// no newer checkpoint has them.
+    pub(super) fn at_home(&self, written: &[(Arc<dyn LoggedItem>, ActivePlace)]) -> Vec<bool> {
         let mut list = self.list.lock();
-        let is_same = *item.state().active.lock() == Some(place);
-        if is_same {
-            list.remove(item);
-        }
-        is_same
+        let mut remove = |(item, place): &(Arc<dyn LoggedItem>, ActivePlace)| {
+            let is_same = *item.state().active.lock() == Some(*place);
+            if is_same {
+                list.remove(item);
+            }
+            is_same
+        };
+        written.iter().map(&mut remove).collect()
     }
 
     /// Up to `most` items that can be written home, behind `from` and not behind the record `to`.

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! turn to fill     a new context takes the place of this one
+//!                  its items are proved
 //!                  barrier: what the tail passes is at home, file data is durable
 //!                  start op, header, regions into buffers; full ones are written meanwhile
 //! turn to commit   the record with the commit op gets its place, behind those of all contexts
@@ -18,6 +19,11 @@
 //! their first records, whose LSNs say which of two changes of a block is the newer one.
 //!
 //! A checkpoint that fits one record is that record between two barriers.
+//!
+//! A directory block may change a hundred times in a context. The push proves it once, as the
+//! context has it in the end, and so do commits in debug builds. A block that is not sound ends all
+//! writing before anything of its context is written. So the device has the contexts before. The
+//! commits of this context have returned, and are lost like all that was not synced in a crash.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -75,6 +81,7 @@ impl LogShared {
             return Ok(());
         };
         self.throttle.wake();
+        list.entries.iter().try_for_each(|entry| entry.item.prove())?;
         self.flush()?;
         let checkpoint = RunningCheckpoint::fill(self, sequence, &list)?;
         drop(turn);
@@ -210,7 +217,9 @@ impl<'l> RunningCheckpoint<'l> {
         for region in vector.regions().iter() {
             self.region(region)?;
         }
-        item.state().vectors.lock().give_back(vector);
+        if item.keeps_vectors() {
+            item.state().vectors.lock().give_back(vector);
+        }
         Ok(())
     }
 

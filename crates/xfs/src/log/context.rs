@@ -105,18 +105,19 @@ impl LogContexts {
         counters: &LogCounters,
         spend: impl FnOnce(u64) -> Result<()>,
     ) -> Result<CommitOutcome> {
-        let context = self.with_room(items, counters);
+        // The caller has the items locked, so both stay as they are until the commit is over.
+        let kinds: Vec<_> = items.iter().map(|item| (item.kind(), item.size())).collect();
+        let context = self.with_room(items, &kinds, counters);
         let sequence = context.sequence;
         let mut change = ContextChange::default();
-        for item in items {
-            let kind = item.kind();
+        for (item, (kind, size)) in items.iter().zip(kinds) {
             if let LoggedKind::Done(intent) = &kind
                 && context.leave(intent, &mut change)
             {
                 count(&counters.whiteouts, 1);
                 continue;
             }
-            let outcome = context.add(item, kind, counters);
+            let outcome = context.add(item, kind, size, counters);
             change.minus += outcome.before.map_or(0, log_bytes);
             change.plus += log_bytes(outcome.now);
             change.regions_minus += outcome.before.map_or(0, |size| size.regions);
@@ -131,18 +132,21 @@ impl LogContexts {
         Ok(CommitOutcome { sequence, bytes: list.bytes })
     }
 
-    /// The context lock, shared, when all items have memory to be formatted.
+    /// The context lock, shared, when all items, of these kinds and sizes, have memory to be
+    /// formatted.
     fn with_room(
         &self,
         items: &[Arc<dyn LoggedItem>],
+        kinds: &[(LoggedKind, LoggedSize)],
         counters: &LogCounters,
     ) -> RwLockReadGuard<'_, LogContext> {
         let mut sequence = self.current.read().sequence;
         loop {
-            for item in items {
-                let size = item.size();
-                let mut vectors = item.state().vectors.lock();
-                vectors.make_room(sequence, size, self.shadow_rounding, counters);
+            for (item, (kind, size)) in items.iter().zip(kinds) {
+                if !leaves(kind, sequence) {
+                    let mut vectors = item.state().vectors.lock();
+                    vectors.make_room(sequence, *size, self.shadow_rounding, counters);
+                }
             }
             let context = self.current.read();
             if context.sequence == sequence {
@@ -152,6 +156,13 @@ impl LogContexts {
             sequence = context.sequence;
         }
     }
+}
+
+/// Whether an item is the end of an intent that the context with this sequence has: both leave it,
+/// and the end is not formatted.
+fn leaves(kind: &LoggedKind, sequence: u64) -> bool {
+    let is_in = |intent: &Arc<dyn LoggedItem>| intent.state().vectors.lock().sequence == sequence;
+    matches!(kind, LoggedKind::Done(intent) if is_in(intent))
 }
 
 /// By how much a commit changes its context.
@@ -168,21 +179,27 @@ impl LogContext {
         &self,
         item: &Arc<dyn LoggedItem>,
         kind: LoggedKind,
+        size: LoggedSize,
         counters: &LogCounters,
     ) -> FormatOutcome {
         let mut vectors = item.state().vectors.lock();
-        let outcome = vectors.format(self.sequence, &**item, item.size(), counters);
-        let mut list = self.list.lock();
-        if vectors.sequence == self.sequence {
-            if let Some(entry) = list.entries.get_mut(vectors.slot) {
-                entry.kind = Some(kind);
-            }
-        } else {
+        let is_new = vectors.sequence != self.sequence;
+        if is_new {
             item.pin();
+        }
+        let outcome = vectors.format(self.sequence, &**item, size, counters);
+        let goes_home = matches!(kind, LoggedKind::Home);
+        if is_new {
+            let mut list = self.list.lock();
             vectors.sequence = self.sequence;
             vectors.slot = list.entries.len();
             list.entries.push(ContextEntry { item: item.clone(), kind: Some(kind) });
+        } else if !(goes_home && vectors.goes_home)
+            && let Some(entry) = self.list.lock().entries.get_mut(vectors.slot)
+        {
+            entry.kind = Some(kind);
         }
+        vectors.goes_home = goes_home;
         outcome
     }
 

@@ -2,21 +2,54 @@
 
 use std::collections::HashSet;
 use std::io::IoSlice;
+use std::ops::Deref;
 use std::sync::Arc;
 
+use foldhash::fast::RandomState;
 use offshoot_device::BlockDevice;
 use offshoot_vfs::{Error, Result};
 use offshoot_xfs_format::BasicBlock;
 
 use super::item::{ActivePlace, LoggedItem};
+use crate::buffer::XfsBuffer;
 
 /// The most slices of one request. Linux takes 1024.
 const MOST_SLICES: usize = 256;
 
+/// What is to be written to a place.
+pub(crate) enum HomeBytes {
+    Own(Vec<u8>),
+    /// The bytes that readers find.
+    Shared(Arc<XfsBuffer>),
+}
+
+impl From<Vec<u8>> for HomeBytes {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self::Own(bytes)
+    }
+}
+
+impl From<Arc<XfsBuffer>> for HomeBytes {
+    fn from(buffer: Arc<XfsBuffer>) -> Self {
+        Self::Shared(buffer)
+    }
+}
+
+impl Deref for HomeBytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::Own(bytes) => bytes,
+            Self::Shared(buffer) => buffer.bytes(),
+        }
+    }
+}
+
 /// A piece of the device that is to be written, and the items whose changes it holds.
 struct HomeWrite {
     place: BasicBlock,
-    bytes: Vec<u8>,
+    bytes: HomeBytes,
     items: Vec<(Arc<dyn LoggedItem>, ActivePlace)>,
 }
 
@@ -25,7 +58,7 @@ struct HomeWrite {
 pub(crate) struct HomeWrites {
     writes: Vec<HomeWrite>,
     /// Where they begin.
-    places: HashSet<BasicBlock>,
+    places: HashSet<BasicBlock, RandomState>,
 }
 
 impl HomeWrites {
@@ -37,7 +70,12 @@ impl HomeWrites {
 
     /// Adds `bytes`, complete with LSN and checksum, which hold all changes of `items`. The caller
     /// holds the locks of all of them, and none is pinned.
-    pub(crate) fn add(&mut self, place: BasicBlock, bytes: Vec<u8>, items: &[Arc<dyn LoggedItem>]) {
+    pub(crate) fn add(
+        &mut self,
+        place: BasicBlock,
+        bytes: impl Into<HomeBytes>,
+        items: &[Arc<dyn LoggedItem>],
+    ) {
         // No thread makes an item active again that is unpinned and locked.
         let active = |item: &Arc<dyn LoggedItem>| {
             let place = *item.state().active.lock();
@@ -45,7 +83,7 @@ impl HomeWrites {
         };
         let items = items.iter().filter_map(active).collect();
         self.places.insert(place);
-        self.writes.push(HomeWrite { place, bytes, items });
+        self.writes.push(HomeWrite { place, bytes: bytes.into(), items });
     }
 
     /// Writes all of it, in the order of the device. Returns the items that are home now, with

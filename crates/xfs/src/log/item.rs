@@ -6,8 +6,11 @@
 //!
 //! ```text
 //! commit    size, vectors grow      no lock of the log
-//!           format, pin             the context lock, shared; nothing is allocated
-//! push      vector -> records       the vector goes back to the item as its spare one
+//!           pin, format             the context lock, shared; nothing is allocated
+//!           or patch                in a vector of the same context
+//! push      prove                   before anything of the context is written
+//!           vector -> records       the vector goes back to the item as its spare one, but for
+//!                                   inodes
 //! durable   unpin, told the LSN     from here on the item is active: it holds the tail
 //! home      write_home, written     the item is clean, and the tail may pass it
 //! ```
@@ -84,8 +87,31 @@ pub(crate) trait LoggedItem: Send + Sync + Debug {
     /// long.
     fn format(&self, to: &mut XfsLogVector);
 
-    /// A context has the item for the first time. Until as many calls of [`unpin`](Self::unpin) as
-    /// of this, the object is not written home and not evicted.
+    /// Makes of `vector`, which has the item as it was formatted last, what
+    /// [`format`](Self::format) would make now, if the regions are as long as before: copies the
+    /// bytes that have changed since. Returns false if it cannot. Called as
+    /// [`format`](Self::format) is.
+    fn patch(&self, _vector: &mut XfsLogVector) -> bool {
+        false
+    }
+
+    /// Whether the item keeps the memory of a vector whose bytes are in the log, for later contexts.
+    /// Many inodes are in one context and in no other, and wait long until they are home.
+    fn keeps_vectors(&self) -> bool {
+        true
+    }
+
+    /// Proves what the oldest context that is not proved has of the item. A push calls it before it
+    /// writes anything of the context.
+    ///
+    /// # Errors
+    /// Those that end all writing: a commit has made of the item what no reader would take.
+    fn prove(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// A context has the item for the first time, and formats it next. Until as many calls of
+    /// [`unpin`](Self::unpin) as of this, the object is not written home and not evicted.
     fn pin(&self);
 
     /// A context with the item is durable. `lsn` is the record with its start op: what is written

@@ -64,6 +64,9 @@ pub(super) struct ChangeSignal {
 impl ChangeSignal {
     /// Waits while `is_held`, which is asked again after each change and each `moment`.
     pub(super) fn wait_while(&self, moment: Duration, mut is_held: impl FnMut() -> bool) {
+        if !is_held() {
+            return;
+        }
         let mut guard = self.lock.lock();
         while is_held() {
             self.changed.wait_for(&mut guard, moment);

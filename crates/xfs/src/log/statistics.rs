@@ -13,8 +13,11 @@ statistics! {
     shadow_bytes,
     /// Items that were formatted.
     formats,
-    /// Those that fitted the vector that their context had of them already.
+    /// Those that fitted the vector that their context had of them already, and were formatted
+    /// anew.
     formats_in_place,
+    /// Those of which only the bytes that changed were copied there.
+    patches,
     /// Intents that left a context with their done items.
     whiteouts,
     /// Checkpoints that are durable.

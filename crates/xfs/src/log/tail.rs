@@ -143,8 +143,8 @@ impl LogShared {
             let written = home.write(&*self.disk.device)?;
             pass.written += written.len();
             count(&self.counters.written_home, written.len() as u64);
-            for (item, place) in written {
-                let is_clean = self.active.at_home(&item, place);
+            let clean = self.active.at_home(&written);
+            for ((item, _), is_clean) in written.iter().zip(clean) {
                 item.written(is_clean);
             }
         }

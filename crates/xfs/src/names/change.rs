@@ -12,7 +12,7 @@ use zerocopy::IntoBytes;
 use super::{NamePlace, XfsNames, is_directory, look_up_in};
 use crate::attr::change::{OwnedXattr, XattrChange};
 use crate::defer::{DeferredChain, DeferredWork};
-use crate::dir::change::XfsEntryTarget;
+use crate::dir::change::{FreeName, XfsEntryTarget, find_free_name};
 use crate::inode::xfs_time;
 use crate::trans::{HASH_BLOCKS, XfsTransaction, XfsTransactionKind, XfsTransactions};
 
@@ -133,6 +133,16 @@ impl NameTransaction<'_> {
 
     pub(super) fn look_up(&mut self, place: NamePlace<'_>) -> Result<Option<XfsEntryTarget>> {
         look_up_in(&mut self.t, place)
+    }
+
+    /// Proves that a directory, which can get a name, does not have this one. Returns where it
+    /// goes.
+    ///
+    /// # Errors
+    /// `EEXIST`.
+    pub(super) fn require_free(&mut self, place: NamePlace<'_>) -> Result<FreeName> {
+        let free = find_free_name(&mut self.t, place.dir, place.name)?;
+        free.ok_or_else(|| place.error(Errno::EXIST))
     }
 
     /// Whether a name leads where it did when it was looked up.
@@ -316,10 +326,20 @@ impl NameTransaction<'_> {
         Ok(())
     }
 
-    /// Commits the change, and does the work that follows from it.
+    /// Commits the change, and does the work that follows from it. What needs no block of that
+    /// is a part of the change itself.
     pub(super) fn finish(mut self) -> Result<()> {
         self.apply_touches()?;
         self.t.require_promised_beside(self.later)?;
+        // Parent pointers in inodes take no step of their own.
+        let mut done = 0;
+        for work in &self.work {
+            if !work.perform_at_once(&mut self.t)? {
+                break;
+            }
+            done += 1;
+        }
+        self.work.drain(..done);
         let mut chain = DeferredChain::new(self.names.ids);
         chain.defer(&mut self.t, self.work);
         chain.finish(self.t, &self.inodes)

@@ -13,7 +13,7 @@ use super::target::target_blocks;
 use super::{NamePlace, XfsNames, XfsNewKind};
 use crate::attr::change::{OwnedXattr, XattrChange};
 use crate::defer::change_xattr;
-use crate::dir::change::{add_name, check_name, most_blocks_to_add};
+use crate::dir::change::{FreeName, XfsEntryTarget, add_free_name, check_name, most_blocks_to_add};
 use crate::group;
 use crate::trans::{HASH_BLOCKS, XfsTransactionKind as Kind};
 
@@ -63,7 +63,7 @@ impl XfsNames<'_> {
         let blocks =
             inode_blocks(engine) + most_blocks_to_add(engine) + target + parent_blocks(engine);
         let mut change = self.begin(which, (SpaceNeed::Always, blocks), &[place.dir], new.at)?;
-        change.require_new(place, kind)?;
+        let free = change.require_new(place, kind)?;
         let inherited = change.inherited(place.dir, kind.file_type(), new)?;
         if !inherited.fit_in_inode(engine.geometry()) {
             return Ok(CreateOutcome::NeedsSteps(inherited));
@@ -73,7 +73,7 @@ impl XfsNames<'_> {
         let what = NewInode { kind, new, permissions, links: kind.links() };
         change.fill(ino, place.dir, &what)?;
         change.set_lists(ino, &inherited.lists)?;
-        change.add_new(place, ino, kind.entry_type())?;
+        change.add_new(place, free, (ino, kind.entry_type()))?;
         change.finish()?;
         Ok(CreateOutcome::Made(ino))
     }
@@ -129,12 +129,12 @@ impl XfsNames<'_> {
         let blocks = most_blocks_to_add(engine) + parent_blocks(engine);
         let need = (SpaceNeed::Always, blocks);
         let mut change = self.begin(Kind::Link, need, &[place.dir, ino], new.at)?;
-        change.require_new(place, kind)?;
+        let free = change.require_new(place, kind)?;
         change.prove_parent(ino, None, Some(place))?;
         group::leave_unlinked(&mut change.t, ino)?;
         change.t.inode(ino)?.core_mut().nlink = kind.links().into();
         change.touch(ino, Touched::Inode);
-        change.add_new(place, ino, kind.entry_type())?;
+        change.add_new(place, free, (ino, kind.entry_type()))?;
         change.finish()
     }
 
@@ -203,22 +203,28 @@ impl XfsNames<'_> {
 }
 
 impl NameTransaction<'_> {
-    /// Proves that a new file of a kind can have a name.
-    fn require_new(&mut self, place: NamePlace<'_>, kind: XfsNewKind<'_>) -> Result<()> {
+    /// Proves that a new file of a kind can have a name. Returns where that goes.
+    fn require_new(&mut self, place: NamePlace<'_>, kind: XfsNewKind<'_>) -> Result<FreeName> {
         let dir = self.require_growable(place.dir)?;
-        if self.look_up(place)?.is_some() {
-            return Err(place.error(Errno::EXIST));
-        }
+        let free = self.require_free(place)?;
         let refuses_links = dir.flags().contains(XfsInodeFlags::NOSYMLINKS);
         if refuses_links && matches!(kind, XfsNewKind::Symlink(_)) {
             return Err(place.error(Errno::PERM));
         }
-        if kind.is_directory() { self.require_link(place.dir) } else { Ok(()) }
+        if kind.is_directory() {
+            self.require_link(place.dir)?;
+        }
+        Ok(free)
     }
 
     /// Adds the first name of a new file.
-    fn add_new(&mut self, place: NamePlace<'_>, ino: Ino, entry_type: u8) -> Result<()> {
-        let work = add_name(&mut self.t, place.dir, place.name, (ino, entry_type))?;
+    fn add_new(
+        &mut self,
+        place: NamePlace<'_>,
+        free: FreeName,
+        (ino, entry_type): XfsEntryTarget,
+    ) -> Result<()> {
+        let work = add_free_name(&mut self.t, free, place.name, (ino, entry_type))?;
         self.work.extend(work);
         if entry_type == file_type::DIR {
             self.add_links(place.dir, 1)?;

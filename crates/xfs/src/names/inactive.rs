@@ -221,7 +221,7 @@ impl<'a> UnlinkedInodes<'a> {
             return Ok(());
         }
         let mut fork = ChangedHashFork::of_attributes(&mut t, ino);
-        match fork.find_block(ROOT) {
+        match fork.find_held(ROOT) {
             // It is freed as it is.
             Ok(None) | Err(Error::Corrupt(_)) => return Ok(()),
             found => found?,

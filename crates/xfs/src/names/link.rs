@@ -7,7 +7,7 @@ use offshoot_xfs_format::inode::file_type;
 
 use super::change::{SpaceNeed, Touched, parent_blocks};
 use super::{NamePlace, XfsNames};
-use crate::dir::change::{add_name, check_name, most_blocks_to_add};
+use crate::dir::change::{add_free_name, check_name, most_blocks_to_add};
 use crate::group;
 use crate::trans::XfsTransactionKind as Kind;
 
@@ -53,9 +53,7 @@ impl XfsNames<'_> {
         let need = (SpaceNeed::IfTaken, most_blocks_to_add(engine) + parent_blocks(engine));
         let mut change = self.begin(Kind::Link, need, &[place.dir, ino], at)?;
         change.require_growable(place.dir)?;
-        if change.look_up(place)?.is_some() {
-            return Err(place.error(Errno::EXIST));
-        }
+        let free = change.require_free(place)?;
         let core = change.require_movable(ino)?;
         let is_unnamed = core.links() == 0;
         if core.is_free() || is_unnamed && !may_be_unnamed {
@@ -72,7 +70,7 @@ impl XfsNames<'_> {
         }
         change.add_links(ino, 1)?;
         let target = (ino, entry_type::of_mode(core.mode.get()));
-        let work = add_name(&mut change.t, place.dir, place.name, target)?;
+        let work = add_free_name(&mut change.t, free, place.name, target)?;
         change.work.extend(work);
         change.touch(place.dir, Touched::Contents);
         change.change_parent(ino, None, Some(place))?;

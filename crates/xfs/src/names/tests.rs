@@ -1,6 +1,7 @@
 //! Names on volumes of `mkfs.xfs` change at random, and a model says what each call does. Our own
 //! reader, the checks and the kernel find what the model has.
 
+mod cost;
 mod cuts;
 mod damage;
 mod details;

@@ -7,13 +7,16 @@ use offshoot_kit::sync::Mutex;
 use offshoot_vfs::Result;
 use offshoot_xfs_format::da::DaKind;
 use offshoot_xfs_format::log::XfsLogVector;
-use offshoot_xfs_format::log::items::{XfsBufferFlags, XfsBufferType, buffer_size, encode_buffer};
+use offshoot_xfs_format::log::items::{
+    XfsBufferFlags, XfsBufferType, buffer_size, encode_buffer, patch_buffer,
+};
 use offshoot_xfs_format::{BasicBlock, Lsn, XfsGeometry};
 use zerocopy::little_endian as le;
 
 use super::chunks::DirtyChunks;
 use super::runs::BufferRuns;
 use super::shared::TransactionShared;
+use super::statistics::count;
 use crate::buffer::{BufferRole, XfsBuffer};
 use crate::log::{HomeOutcome, HomeWrites, LoggedItem, LoggedKind, LoggedSize, LoggedState};
 
@@ -43,6 +46,20 @@ pub(super) struct BufferState {
     lsn: Lsn,
     /// The bytes that are on their way home.
     writing: Option<Arc<XfsBuffer>>,
+    /// What was formatted last, if that can be patched.
+    formatted: Option<FormattedBuffer>,
+    /// What of the bytes differs from that.
+    unformatted: DirtyChunks,
+    /// What the newest context has, and what the one before has, until they are proved.
+    unproved: Option<Arc<XfsBuffer>>,
+    unproved_before: Option<Arc<XfsBuffer>>,
+}
+
+/// What says where the chunks of a buffer lie in its vector.
+#[derive(Debug, PartialEq, Eq)]
+struct FormattedBuffer {
+    flags: XfsBufferFlags,
+    dirty: DirtyChunks,
 }
 
 /// What a commit makes of a buffer.
@@ -57,6 +74,12 @@ impl BufferState {
     /// Whether the log has changes that are not durable, or is about to get some.
     pub(super) fn is_pinned(&self) -> bool {
         self.pins > 0 || self.committing > 0
+    }
+
+    /// Says that the newest context has the bytes as they are now.
+    fn await_proof(&mut self) {
+        let is_unproved = |buffer: &&Arc<XfsBuffer>| buffer.role().is_proved_whole();
+        self.unproved = self.buffer.as_ref().filter(is_unproved).cloned();
     }
 
     /// Takes other bytes, which differ from the ones before in nothing that the log has to carry.
@@ -78,6 +101,10 @@ impl LoggedBuffer {
             committing: 0,
             lsn: Lsn(0),
             writing: None,
+            formatted: None,
+            unformatted: DirtyChunks::new(runs.bytes()),
+            unproved: None,
+            unproved_before: None,
         };
         let (shared, log) = (shared.clone(), LoggedState::default());
         Self { runs, shared, log, state: Mutex::new(state) }
@@ -95,6 +122,7 @@ impl LoggedBuffer {
         match change {
             BufferChange::Bytes(buffer, dirty) => {
                 state.dirty.merge(&dirty);
+                state.unformatted.merge(&dirty);
                 state.buffer = Some(buffer);
                 state.is_cancelled = false;
             }
@@ -193,14 +221,51 @@ impl LoggedItem for LoggedBuffer {
     }
 
     fn format(&self, to: &mut XfsLogVector) {
-        let state = self.state.lock();
+        let mut state = self.state.lock();
         let flags = state.buffer.as_ref().map(|buffer| flags_of(buffer, self.geometry()));
-        let flags = flags.unwrap_or(XfsBufferFlags::CANCEL);
-        self.each_run(&state, |at, bytes, dirty| encode_buffer(flags, at, bytes, dirty, to));
+        let written = flags.unwrap_or(XfsBufferFlags::CANCEL);
+        self.each_run(&state, |at, bytes, dirty| encode_buffer(written, at, bytes, dirty, to));
+        let dirty = &state.dirty;
+        // Of several runs, each has a place of its own in the vector.
+        let formatted = flags.filter(|_| self.runs.len() == 1);
+        let formatted = formatted.map(|flags| FormattedBuffer { flags, dirty: dirty.clone() });
+        state.formatted = formatted;
+        state.unformatted.clear();
+        state.await_proof();
+    }
+
+    fn patch(&self, vector: &mut XfsLogVector) -> bool {
+        let mut state = self.state.lock();
+        let (Some(buffer), Some(formatted)) = (&state.buffer, &state.formatted) else {
+            return false;
+        };
+        let is_same =
+            formatted.dirty == state.dirty && formatted.flags == flags_of(buffer, self.geometry());
+        let (dirty, changed) = (state.dirty.words(), state.unformatted.words());
+        if !is_same || !patch_buffer(buffer.bytes(), dirty, changed, vector) {
+            return false;
+        }
+        state.unformatted.clear();
+        state.await_proof();
+        true
     }
 
     fn pin(&self) {
-        self.state.lock().pins += 1;
+        let mut state = self.state.lock();
+        state.pins += 1;
+        // The context before is being pushed, and all before that are proved.
+        state.unproved_before = state.unproved.take();
+    }
+
+    fn prove(&self) -> Result<()> {
+        let unproved = {
+            let mut state = self.state.lock();
+            let before = state.unproved_before.take();
+            before.or_else(|| state.unproved.take())
+        };
+        let Some(buffer) = unproved else { return Ok(()) };
+        count(&self.shared.counters.proofs, 1);
+        buffer.role().verify_changed(self.geometry(), buffer.place(), buffer.bytes())
     }
 
     fn unpin(&self, lsn: Option<Lsn>) {
@@ -227,6 +292,7 @@ impl LoggedItem for LoggedBuffer {
         let bytes = match state.buffer.clone() {
             Some(buffer) => {
                 let sealed = buffer.sealed(&self.shared.buffers, state.lsn)?;
+                count(&self.shared.counters.seals, 1);
                 state.writing = Some(buffer);
                 sealed.into_bytes()
             }
@@ -249,6 +315,7 @@ impl LoggedItem for LoggedBuffer {
             self.shared.buffers.settle(&written);
             if state.buffer.as_ref().is_some_and(|newest| Arc::ptr_eq(newest, &written)) {
                 state.dirty.clear();
+                state.formatted = None;
             }
         }
         drop(state);

@@ -1,5 +1,7 @@
 //! An inode that a transaction has locked, and may change.
 
+use std::sync::Arc;
+
 use offshoot_vfs::{Error, Malformed, Result, Structure};
 use offshoot_xfs_format::XfsGeometry;
 use offshoot_xfs_format::btree::XfsForkRoot;
@@ -55,17 +57,18 @@ impl ChangedFork {
         }
     }
 
-    /// Writes the fork to its room. Returns whether it fits.
+    /// Writes the fork to its room, which has zeros. Returns whether it fits.
     fn put(&self, room: &mut [u8]) -> bool {
-        let bytes = match self {
-            Self::Btree(tree) => return tree.write(room),
-            Self::Device(field) => field.to_be_bytes().to_vec(),
-            Self::Local(bytes) | Self::RealtimeTree(bytes) => bytes.clone(),
-            Self::Extents(items) => items.as_bytes().to_vec(),
+        let mut write = |bytes: &[u8]| {
+            let to = room.get_mut(..bytes.len());
+            to.map(|to| to.copy_from_slice(bytes)).is_some()
         };
-        room.fill(0);
-        let to = room.get_mut(..bytes.len());
-        to.map(|to| to.copy_from_slice(&bytes)).is_some()
+        match self {
+            Self::Btree(tree) => tree.write(room),
+            Self::Device(field) => write(&field.to_be_bytes()),
+            Self::Local(bytes) | Self::RealtimeTree(bytes) => write(bytes),
+            Self::Extents(items) => write(items.as_bytes()),
+        }
     }
 
     /// What of an inode is logged when the fork changes.
@@ -98,9 +101,21 @@ pub(crate) struct XfsChangedInode {
 }
 
 impl XfsChangedInode {
-    /// The inode in `bytes`, which may be free.
+    /// The inode in `bytes` of its cluster, which may be free.
     pub(super) fn load(place: InodePlace, bytes: &[u8], geometry: &XfsGeometry) -> Result<Self> {
-        let inode = XfsInode::verify(bytes, geometry, place.ino);
+        Self::of(place, XfsInode::verify(bytes, geometry, place.ino))
+    }
+
+    /// The inode in the bytes of its last commit, which have no checksum.
+    pub(super) fn load_committed(
+        place: InodePlace,
+        bytes: &[u8],
+        geometry: &XfsGeometry,
+    ) -> Result<Self> {
+        Self::of(place, XfsInode::verify_unsealed(bytes, geometry, place.ino))
+    }
+
+    fn of(place: InodePlace, inode: Result<XfsInode<'_>, Malformed>) -> Result<Self> {
         let inode = inode.map_err(|Malformed { structure, problem }| {
             Error::corrupt(structure, format!("inode {}: {problem}", place.ino))
         })?;
@@ -236,8 +251,10 @@ impl XfsChangedInode {
         if self.fields.is_empty() {
             return Ok(None);
         }
-        let mut bytes = vec![0; geometry.inode_size()];
-        self.core.write(&mut bytes, geometry);
+        let mut encoded: Arc<[u8]> = std::iter::repeat_n(0, geometry.inode_size()).collect();
+        // Nobody else has it yet.
+        let bytes = Arc::get_mut(&mut encoded).unwrap_or_default();
+        self.core.put(bytes, geometry);
         if !self.core.is_free() {
             self.prove_count(ForkName::Data)?;
             self.prove_count(ForkName::Attributes)?;
@@ -250,9 +267,8 @@ impl XfsChangedInode {
                 return Err(self.damaged("a fork does not fit"));
             }
         }
-        self.core.write(&mut bytes, geometry);
         let fields = std::mem::replace(&mut self.fields, Fields::empty());
-        let change = InodeChange::new(bytes, fields, geometry, self.place.ino);
+        let change = InodeChange::new(encoded, fields, geometry, self.place.ino);
         change.map(Some).map_err(malformed)
     }
 

@@ -1,12 +1,13 @@
 //! An inode that the log carries: its committed bytes, and what of them has changed since they were
 //! last in their place.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use offshoot_kit::sync::{Mutex, MutexGuard};
-use offshoot_vfs::{Malformed, Result, Structure};
+use offshoot_vfs::{Malformed, Result};
 use offshoot_xfs_format::identity::XfsIdentity;
-use offshoot_xfs_format::inode::{INODE_CRC, XfsFork, XfsInode, XfsInodeCore};
+use offshoot_xfs_format::inode::{XfsFork, XfsInode, XfsInodeCore};
 use offshoot_xfs_format::log::items::{
     CORE_SIZE, XfsInodeFields as Fields, XfsInodeItem, core_for_log,
 };
@@ -48,7 +49,8 @@ pub(super) struct XfsLoggedInode {
 
 #[derive(Debug)]
 pub(super) struct InodeState {
-    /// The committed inode, as it is stored, but for its LSN and its chain of unlinked inodes.
+    /// The committed inode, as it is stored, but for its LSN, its chain of unlinked inodes, and its
+    /// checksum.
     bytes: Arc<[u8]>,
     regions: InodeRegions,
     /// What of it has changed since it was last home.
@@ -77,16 +79,16 @@ pub(crate) struct XfsInodeCommit {
 
 /// What a commit makes of an inode.
 pub(super) struct InodeChange {
-    /// The inode as it is stored, with a right checksum.
+    /// The inode as it is stored. It gets its checksum on its way home.
     bytes: Arc<[u8]>,
     fields: Fields,
     regions: InodeRegions,
 }
 
-/// What the log carries of an inode, made before the commit so that formatting allocates nothing.
+/// What the log carries of the forks of an inode, found before the commit so that formatting
+/// allocates nothing.
 #[derive(Debug, Default)]
 struct InodeRegions {
-    core: Vec<u8>,
     data: Option<ForkRegion>,
     attributes: Option<ForkRegion>,
     device: u32,
@@ -96,62 +98,89 @@ struct InodeRegions {
 #[derive(Debug)]
 struct ForkRegion {
     field: Fields,
-    bytes: Vec<u8>,
+    bytes: RegionBytes,
+}
+
+/// The bytes that the log carries of a fork.
+#[derive(Debug)]
+enum RegionBytes {
+    /// Those here in the inode.
+    Inode(Range<usize>),
+    /// The root of a tree, which the log has in another form.
+    Root(Vec<u8>),
 }
 
 impl InodeChange {
-    /// The change to these bytes, which are proved here.
+    /// The change to these bytes, which are proved here. They have no checksum.
     pub(super) fn new(
-        bytes: Vec<u8>,
+        bytes: Arc<[u8]>,
         fields: Fields,
         geometry: &XfsGeometry,
         ino: Ino,
     ) -> Result<Self, Malformed> {
         let regions = InodeRegions::of(&bytes, geometry, ino)?;
-        Ok(Self { bytes: bytes.into(), fields, regions })
+        Ok(Self { bytes, fields, regions })
     }
 }
 
 impl InodeRegions {
     fn of(bytes: &[u8], geometry: &XfsGeometry, ino: Ino) -> Result<Self, Malformed> {
-        let inode = XfsInode::verify(bytes, geometry, ino)?;
-        let core: &[u8; CORE_SIZE] = bytes
-            .first_chunk()
-            .ok_or_else(|| Malformed::new(Structure::InodeCore, "it is shorter than its core"))?;
+        let inode = XfsInode::verify_unsealed(bytes, geometry, ino)?;
+        if inode.core.is_free() {
+            return Ok(Self::default());
+        }
+        let room = inode.core.fork_room(geometry)?;
         let fields = [Fields::DATA_LOCAL, Fields::DATA_EXTENTS, Fields::DATA_ROOT];
-        let data = ForkRegion::of(&inode.data, fields, geometry, ino);
+        let data = ForkRegion::of(&inode.data, room.data.start, fields, geometry, ino);
         let fields =
             [Fields::ATTRIBUTES_LOCAL, Fields::ATTRIBUTES_EXTENTS, Fields::ATTRIBUTES_ROOT];
         let attributes = match inode.attributes {
             // Its own header says how much of the room it uses.
             Some(XfsFork::Local(bytes)) => {
                 let used = bytes.first_chunk().map_or(0, |len| u16::from_be_bytes(*len));
-                let used = bytes.get(..used.into()).unwrap_or(bytes).to_vec();
-                Some(ForkRegion { field: Fields::ATTRIBUTES_LOCAL, bytes: used })
+                let used = bytes.get(..used.into()).unwrap_or(bytes);
+                ForkRegion::of(&XfsFork::Local(used), room.attributes.start, fields, geometry, ino)
             }
-            Some(fork) => ForkRegion::of(&fork, fields, geometry, ino),
+            Some(fork) => ForkRegion::of(&fork, room.attributes.start, fields, geometry, ino),
             None => None,
         };
         let device = if let XfsFork::Device(field) = inode.data { field } else { 0 };
-        Ok(Self { core: core_for_log(core).to_vec(), data, attributes, device })
+        Ok(Self { data, attributes, device })
     }
 }
 
 impl ForkRegion {
-    /// That of a fork; none when there is nothing in it.
+    /// That of a fork that begins at `start`; none when there is nothing in it.
     fn of(
         fork: &XfsFork<'_>,
+        start: usize,
         [local, extents, root]: [Fields; 3],
         geometry: &XfsGeometry,
         ino: Ino,
     ) -> Option<Self> {
+        let here = |len| RegionBytes::Inode(start..start + len);
         let (field, bytes) = match fork {
-            XfsFork::Local(bytes) => (local, bytes.to_vec()),
-            XfsFork::Extents(items) => (extents, items.as_bytes().to_vec()),
-            XfsFork::Btree(tree) => (root, tree.to_log(geometry, ino)),
+            XfsFork::Local(bytes) => (local, here(bytes.len())),
+            XfsFork::Extents(items) => (extents, here(items.as_bytes().len())),
+            XfsFork::Btree(tree) => (root, RegionBytes::Root(tree.to_log(geometry, ino))),
             XfsFork::Device(_) | XfsFork::MetaBtree(_) => return None,
         };
-        (!bytes.is_empty()).then_some(Self { field, bytes })
+        let region = Self { field, bytes };
+        (region.len() > 0).then_some(region)
+    }
+
+    fn len(&self) -> usize {
+        match &self.bytes {
+            RegionBytes::Inode(range) => range.len(),
+            RegionBytes::Root(bytes) => bytes.len(),
+        }
+    }
+
+    fn bytes<'a>(&'a self, inode: &'a [u8]) -> &'a [u8] {
+        match &self.bytes {
+            RegionBytes::Inode(range) => inode.get(range.clone()).unwrap_or_default(),
+            RegionBytes::Root(bytes) => bytes,
+        }
     }
 }
 
@@ -173,15 +202,22 @@ impl InodeState {
         !self.is_pinned() && !self.is_stale && !self.fields.is_empty()
     }
 
-    /// Writes the inode over `place`, its bytes in the cluster, complete with LSN and checksum. The
-    /// chain of unlinked inodes there stays.
-    pub(super) fn put(&self, place: &mut [u8]) {
-        let chain = place.get(NEXT_UNLINKED..INODE_CRC).map(<[u8]>::to_vec).unwrap_or_default();
+    /// Writes the inode over `place`, its bytes in the cluster, proved and complete with LSN and
+    /// checksum. The chain of unlinked inodes there stays.
+    pub(super) fn put(
+        &self,
+        place: &mut [u8],
+        geometry: &XfsGeometry,
+        ino: Ino,
+    ) -> Result<(), Malformed> {
+        let chain = place.get(NEXT_UNLINKED..).and_then(<[u8]>::first_chunk::<4>).copied();
         place.copy_from_slice(&self.bytes);
-        if let Some(to) = place.get_mut(NEXT_UNLINKED..INODE_CRC) {
-            to.copy_from_slice(&chain);
+        if let Some(to) = place.get_mut(NEXT_UNLINKED..).and_then(<[u8]>::first_chunk_mut) {
+            *to = chain.unwrap_or_default();
         }
+        XfsInode::verify_unsealed(place, geometry, ino)?;
         XfsIdentity::INODE.seal(place, self.lsn);
+        Ok(())
     }
 
     /// Says in which bytes of the cluster this version goes home.
@@ -200,7 +236,7 @@ impl InodeState {
         let forks = [data, attributes].into_iter().flatten();
         let fixed = LoggedSize { bytes: FORMAT_SIZE + CORE_SIZE, regions: 2 };
         forks.fold(fixed, |size, fork| LoggedSize {
-            bytes: size.bytes + fork.bytes.len().next_multiple_of(4),
+            bytes: size.bytes + fork.len().next_multiple_of(4),
             regions: size.regions + 1,
         })
     }
@@ -211,6 +247,7 @@ impl InodeState {
         let forks = [data, attributes].into_iter().flatten();
         let others = self.fields & (Fields::CORE | Fields::DEVICE);
         let number = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+        let core = self.bytes.first_chunk().map_or([0; CORE_SIZE], core_for_log);
         let item = XfsInodeItem {
             fields: forks.fold(others, |fields, fork| fields | fork.field),
             ino: inode.place.ino,
@@ -218,9 +255,9 @@ impl InodeState {
             place: inode.place.cluster.at,
             blocks: number(inode.place.cluster.bytes / BLOCK),
             offset: number(inode.place.offset),
-            core: &self.regions.core,
-            data: data.map(|fork| fork.bytes.as_slice()),
-            attributes: attributes.map(|fork| fork.bytes.as_slice()),
+            core: &core,
+            data: data.map(|fork| fork.bytes(&self.bytes)),
+            attributes: attributes.map(|fork| fork.bytes(&self.bytes)),
         };
         // Only items of unknown types are not encoded.
         let _is_encoded = XfsLogItem::Inode(item).encode(to);
@@ -302,6 +339,10 @@ impl LoggedItem for XfsLoggedInode {
         self.state.lock().format(self, to);
     }
 
+    fn keeps_vectors(&self) -> bool {
+        false
+    }
+
     fn pin(&self) {
         self.state.lock().pins += 1;
     }
@@ -361,6 +402,6 @@ pub(super) fn leave_freed(
     if shared.is_being_freed(cluster) {
         return HomeOutcome::Pinned;
     }
-    home.add(cluster.at, Vec::new(), items);
+    home.add(cluster.at, Vec::<u8>::new(), items);
     HomeOutcome::Queued
 }

@@ -6,20 +6,20 @@
 //! structures may have the same blocks, and two transactions that hold one each may want the
 //! other's. What writes home holds its lock as long as the device needs, and waits for no other.
 
+use std::collections::VecDeque;
 use std::collections::hash_map::Entry;
-use std::collections::{HashMap, VecDeque};
 use std::fmt::Debug;
 use std::hash::Hash;
 use std::time::Duration;
 
-use offshoot_kit::sync::Mutex;
+use offshoot_kit::shards::ShardedMap;
 use offshoot_kit::sync::mpsc::{self, Receiver, Sender};
 use offshoot_vfs::{Error, Result, Structure};
 
 /// The locks that are held. Each holder and each waiter says by a note what it wants the lock for.
 #[derive(Debug)]
 pub(crate) struct KeyLocks<K, N = ()> {
-    held: Mutex<HashMap<K, LockLine<N>>>,
+    held: ShardedMap<K, LockLine<N>>,
 }
 
 /// The holder of a lock, and the threads that wait for it.
@@ -31,12 +31,12 @@ struct LockLine<N> {
 
 impl<K: Copy + Eq + Hash + Debug, N: Copy> KeyLocks<K, N> {
     pub(crate) fn new() -> Self {
-        Self { held: Mutex::new(HashMap::new()) }
+        Self { held: ShardedMap::default() }
     }
 
     /// Takes the lock, or a place in the line for it.
     fn line_up(&self, key: K, holder: N) -> Option<Receiver<()>> {
-        match self.held.lock().entry(key) {
+        match self.held.shard(&key).entry(key) {
             Entry::Vacant(entry) => {
                 entry.insert(LockLine { holder, waiters: VecDeque::new() });
                 None
@@ -75,7 +75,7 @@ impl<K: Copy + Eq + Hash + Debug, N: Copy> KeyLocks<K, N> {
             // The lock may have come at the last moment. If not, it goes to the next in the line:
             // this place ends under the lock of the table, which the holder takes to release the
             // lock.
-            let held = self.held.lock();
+            let held = self.held.shard(&key);
             if turn.try_recv().is_ok() {
                 return Ok(());
             }
@@ -91,7 +91,7 @@ impl<K: Copy + Eq + Hash + Debug, N: Copy> KeyLocks<K, N> {
 
     /// Takes the lock if nobody holds it.
     pub(super) fn try_lock(&self, key: K, holder: N) -> bool {
-        match self.held.lock().entry(key) {
+        match self.held.shard(&key).entry(key) {
             Entry::Vacant(entry) => {
                 entry.insert(LockLine { holder, waiters: VecDeque::new() });
                 true
@@ -102,7 +102,7 @@ impl<K: Copy + Eq + Hash + Debug, N: Copy> KeyLocks<K, N> {
 
     /// Releases a lock that the caller holds: the next waiter has it then.
     pub(crate) fn unlock(&self, key: K) {
-        let mut held = self.held.lock();
+        let mut held = self.held.shard(&key);
         let Some(line) = held.get_mut(&key) else { return };
         while let Some((next, holder)) = line.waiters.pop_front() {
             line.holder = holder;

@@ -1,11 +1,11 @@
 //! What all transactions of a volume share: the locks, and the tables of what the log carries.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
-use offshoot_kit::sync::Mutex;
+use offshoot_kit::shards::{MapShard, ShardedMap};
+use offshoot_kit::sync::MutexGuard;
 use offshoot_vfs::Result;
-use offshoot_xfs_format::inode::XfsInode;
+use offshoot_xfs_format::record::CHUNK_INODES;
 use offshoot_xfs_format::{AgIno, BasicBlock, Ino};
 
 use super::buffer_item::{BufferChange, LoggedBuffer};
@@ -13,6 +13,7 @@ use super::inode_item::{InodeChange, InodePlace, XfsLoggedInode};
 use super::locks::KeyLocks;
 use super::made::MadeCluster;
 use super::runs::BufferRuns;
+use super::statistics::{CommitCounters, count};
 use crate::buffer::{BufferRole, DiskRun, XfsBuffer, XfsBuffers, malformed};
 use crate::log::{HomeOutcome, HomeWrites, LoggedItem};
 
@@ -24,9 +25,9 @@ pub(super) struct EmptiedTables(pub(super) Arc<TransactionShared>);
 impl Drop for EmptiedTables {
     fn drop(&mut self) {
         let Self(shared) = self;
-        drop(std::mem::take(&mut *shared.logged_buffers.lock()));
-        drop(std::mem::take(&mut *shared.logged_inodes.lock()));
-        drop(std::mem::take(&mut *shared.made_clusters.lock()));
+        shared.logged_buffers.clear();
+        shared.logged_inodes.clear();
+        shared.made_clusters.clear();
     }
 }
 
@@ -46,11 +47,12 @@ pub(crate) struct TransactionShared {
     pub(super) buffer_locks: KeyLocks<BasicBlock, BufferHolder>,
     pub(super) inode_locks: KeyLocks<Ino>,
     /// The buffers that are not home.
-    logged_buffers: Mutex<HashMap<BasicBlock, Arc<LoggedBuffer>>>,
-    /// The inodes that are not home.
-    logged_inodes: Mutex<HashMap<Ino, Arc<XfsLoggedInode>>>,
+    logged_buffers: ShardedMap<BasicBlock, Arc<LoggedBuffer>>,
+    /// The inodes that are not home. Those of a chunk are in one shard.
+    logged_inodes: ShardedMap<Ino, Arc<XfsLoggedInode>>,
     /// Clusters that were made and are not home.
-    made_clusters: Mutex<HashMap<BasicBlock, Arc<MadeCluster>>>,
+    made_clusters: ShardedMap<BasicBlock, Arc<MadeCluster>>,
+    pub(super) counters: CommitCounters,
 }
 
 impl TransactionShared {
@@ -59,15 +61,21 @@ impl TransactionShared {
             buffers,
             buffer_locks: KeyLocks::new(),
             inode_locks: KeyLocks::new(),
-            logged_buffers: Mutex::default(),
-            logged_inodes: Mutex::default(),
-            made_clusters: Mutex::default(),
+            logged_buffers: ShardedMap::default(),
+            logged_inodes: ShardedMap::default(),
+            made_clusters: ShardedMap::default(),
+            counters: CommitCounters::default(),
         })
+    }
+
+    /// The part of the table of inodes that has an inode, and the others of its chunk.
+    fn inode_shard(&self, ino: Ino) -> MutexGuard<'_, MapShard<Ino, Arc<XfsLoggedInode>>> {
+        self.logged_inodes.shard_numbered(ino.0 / u64::from(CHUNK_INODES))
     }
 
     /// What the log carries of a buffer.
     pub(super) fn logged_buffer(&self, place: BasicBlock) -> Option<Arc<LoggedBuffer>> {
-        self.logged_buffers.lock().get(&place).cloned()
+        self.logged_buffers.shard(&place).get(&place).cloned()
     }
 
     /// The item of a buffer that a commit changes, with the change. The caller has its lock.
@@ -76,7 +84,7 @@ impl TransactionShared {
         runs: &BufferRuns,
         change: BufferChange,
     ) -> Arc<LoggedBuffer> {
-        let mut table = self.logged_buffers.lock();
+        let mut table = self.logged_buffers.shard(&runs.at());
         let new = || Arc::new(LoggedBuffer::new(runs.clone(), self));
         let item = table.entry(runs.at()).or_insert_with(new).clone();
         // Under the lock of the table, so that nobody removes it as clean.
@@ -86,7 +94,7 @@ impl TransactionShared {
 
     /// Removes a buffer from the table if nothing of it has to be written or logged.
     pub(super) fn drop_clean_buffer(&self, place: BasicBlock) {
-        let mut table = self.logged_buffers.lock();
+        let mut table = self.logged_buffers.shard(&place);
         if table.get(&place).is_some_and(|item| item.is_home()) {
             table.remove(&place);
         }
@@ -94,7 +102,7 @@ impl TransactionShared {
 
     /// What the log carries of an inode, unless its chunk was freed.
     pub(super) fn logged_inode(&self, ino: Ino) -> Option<Arc<XfsLoggedInode>> {
-        self.logged_inodes.lock().get(&ino).filter(|item| !item.lock().is_stale()).cloned()
+        self.inode_shard(ino).get(&ino).filter(|item| !item.lock().is_stale()).cloned()
     }
 
     /// The item of an inode that a commit changes, with the change. The caller has its lock.
@@ -103,7 +111,7 @@ impl TransactionShared {
         place: InodePlace,
         change: InodeChange,
     ) -> Arc<XfsLoggedInode> {
-        let mut table = self.logged_inodes.lock();
+        let mut table = self.inode_shard(place.ino);
         let new = || Arc::new(XfsLoggedInode::new(place, self));
         let item = table.entry(place.ino).or_insert_with(new);
         if item.lock().is_stale() {
@@ -116,7 +124,7 @@ impl TransactionShared {
 
     /// Removes an inode from the table if nothing of it has to be written or logged.
     pub(super) fn drop_clean_inode(&self, ino: Ino) {
-        let mut table = self.logged_inodes.lock();
+        let mut table = self.inode_shard(ino);
         if table.get(&ino).is_some_and(|item| item.is_home()) {
             table.remove(&ino);
             // Readers find it in its cluster.
@@ -127,19 +135,19 @@ impl TransactionShared {
     /// The item of a cluster of new inodes.
     pub(super) fn commit_made(self: &Arc<Self>, run: DiskRun) -> Arc<MadeCluster> {
         let item = Arc::new(MadeCluster::new(run, self));
-        self.made_clusters.lock().insert(run.at, item.clone());
+        self.made_clusters.shard(&run.at).insert(run.at, item.clone());
         item
     }
 
     /// Whether the cluster of `item` is still to be written, and was not freed.
     pub(super) fn is_made(&self, item: &MadeCluster) -> bool {
-        let table = self.made_clusters.lock();
+        let table = self.made_clusters.shard(&item.run.at);
         table.get(&item.run.at).is_some_and(|found| std::ptr::eq(Arc::as_ptr(found), item))
     }
 
     /// Removes a cluster from the table, if `item` is the one there.
     pub(super) fn drop_made(&self, item: &MadeCluster) {
-        let mut table = self.made_clusters.lock();
+        let mut table = self.made_clusters.shard(&item.run.at);
         if table.get(&item.run.at).is_some_and(|found| std::ptr::eq(Arc::as_ptr(found), item)) {
             table.remove(&item.run.at);
         }
@@ -151,7 +159,7 @@ impl TransactionShared {
             inode.lock().make_stale();
             self.buffers.forget_inode(inode.place.ino);
         }
-        self.made_clusters.lock().remove(&run.at);
+        self.made_clusters.shard(&run.at).remove(&run.at);
     }
 
     /// Whether it is not durable yet that a cluster was freed.
@@ -165,8 +173,16 @@ impl TransactionShared {
         let Some((ag, block)) = geometry.at(run.at) else { return Vec::new() };
         let first = geometry.ino(ag, AgIno(block.0 << geometry.inodes_per_block_log())).0;
         let count = (run.bytes >> geometry.inode_log) as u64;
-        let table = self.logged_inodes.lock();
-        (first..first + count).filter_map(|ino| table.get(&Ino(ino)).cloned()).collect()
+        // A cluster is in one chunk, or a block has several chunks.
+        let (mut inodes, mut start, end) = (Vec::new(), first, first + count);
+        let chunk = u64::from(CHUNK_INODES);
+        while start < end {
+            let next = (start / chunk + 1) * chunk;
+            let table = self.inode_shard(Ino(start));
+            inodes.extend((start..next.min(end)).filter_map(|ino| table.get(&Ino(ino)).cloned()));
+            start = next;
+        }
+        inodes
     }
 
     /// Writes a cluster home, with all inodes of it that are logged and not pinned.
@@ -186,7 +202,8 @@ impl TransactionShared {
         if chain_state.as_ref().is_some_and(|state| state.is_pinned()) {
             return Ok(HomeOutcome::Pinned);
         }
-        let mut bytes = self.buffers.read(&[run], BufferRole::InodeCluster)?.bytes().to_vec();
+        let mut bytes: Box<[u8]> =
+            self.buffers.read(&[run], BufferRole::InodeCluster)?.bytes().into();
         let inodes = self.inodes_in(run);
         let mut items: Vec<Arc<dyn LoggedItem>> = Vec::new();
         let mut states = Vec::new();
@@ -196,12 +213,12 @@ impl TransactionShared {
                 rest.get_mut(..geometry.inode_size()).filter(|_| state.may_go_home())
             });
             let Some(place) = place else { continue };
-            state.put(place);
-            XfsInode::verify(place, geometry, inode.place.ino).map_err(malformed)?;
+            state.put(place, geometry, inode.place.ino).map_err(malformed)?;
             items.push(inode.clone());
             states.push(state);
         }
-        let cluster = XfsBuffer::changed(BufferRole::InodeCluster, run.at, bytes.clone().into());
+        count(&self.counters.seals, states.len() as u64);
+        let cluster = XfsBuffer::changed(BufferRole::InodeCluster, run.at, bytes);
         let cluster = Arc::new(cluster);
         self.buffers.publish(cluster.clone());
         for state in &mut states {
@@ -211,11 +228,11 @@ impl TransactionShared {
             state.exchange(cluster.clone());
         }
         items.extend(chain.as_ref().map(|item| -> Arc<dyn LoggedItem> { item.clone() }));
-        let made = self.made_clusters.lock().get(&run.at).cloned();
+        let made = self.made_clusters.shard(&run.at).get(&run.at).cloned();
         if let Some(made) = made.filter(|made| made.write_in(&cluster)) {
             items.push(made);
         }
-        home.add(run.at, bytes, &items);
+        home.add(run.at, cluster, &items);
         Ok(HomeOutcome::Queued)
     }
 }

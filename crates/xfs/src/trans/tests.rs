@@ -1,9 +1,17 @@
+use std::sync::Arc;
+
 use offshoot_testkit::xfs::disk::XfsDisk;
 use offshoot_testkit::xfs::judges;
+use offshoot_xfs_format::log::XfsLogVector;
 use offshoot_xfs_format::superblock::XfsSuperblock;
+use offshoot_xfs_format::{BasicBlock, FileBlock, Ino};
 
+use super::buffer_item::{BufferChange, LoggedBuffer};
+use super::chunks::DirtyChunks;
 use super::{LogReservations, XfsLogReservation, XfsTransactionKind as Kind};
-use crate::buffer::sector_at;
+use crate::buffer::{BufferRole, DiskRun, XfsBuffer, sector_at};
+use crate::log::LoggedItem;
+use crate::test_volumes::engine;
 
 /// The kinds with the numbers that `xfs_db -c logres` prints for them.
 const NUMBERS: [(Kind, u64); 18] = [
@@ -63,4 +71,42 @@ fn reservations_are_those_of_the_kernel() {
         }
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// Also while the next context has the block already. A commit in a debug build would refuse it.
+#[test]
+fn a_block_is_proved_as_its_context_has_it() {
+    const LEN: usize = 4096;
+    let Some(judges) = judges::require() else { return };
+    let disk = XfsDisk::create(&judges, 1 << 10);
+    disk.mkfs("");
+    let engine = engine(&disk);
+    let run = DiskRun { at: BasicBlock(8000), bytes: LEN };
+    let item = LoggedBuffer::new(run.into(), &engine.shared);
+    let unsound = || {
+        let role = BufferRole::Directory(Ino(128), FileBlock(0));
+        let buffer = Arc::new(XfsBuffer::changed(role, run.at, [1; LEN].into()));
+        let mut dirty = DirtyChunks::new(LEN);
+        dirty.add(0..LEN);
+        BufferChange::Bytes(buffer, dirty)
+    };
+    let commit = |change, is_new| {
+        item.commit(change);
+        if is_new {
+            item.pin();
+        }
+        item.format(&mut XfsLogVector::default());
+    };
+    commit(unsound(), true);
+    commit(unsound(), false);
+    item.prove().unwrap_err();
+    item.prove().expect("once a context");
+    commit(unsound(), true);
+    commit(BufferChange::Cancelled, true);
+    item.prove().unwrap_err();
+    item.prove().expect("it is free in the next context");
+    commit(unsound(), true);
+    commit(BufferChange::Cancelled, false);
+    item.prove().expect("it is free in the same context");
+    assert_eq!(engine.statistics().proofs, 2);
 }

@@ -5,12 +5,13 @@ mod hold;
 mod space;
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::ops::Range;
 use std::sync::Arc;
 
 use offshoot_vfs::{Error, Result, Structure};
 use offshoot_xfs_format::inode::INODE_CRC;
-use offshoot_xfs_format::log::items::XfsIcreateItem;
+use offshoot_xfs_format::log::items::{CHUNK, XfsIcreateItem};
 use offshoot_xfs_format::{AgIno, AgNumber, BasicBlock, Ino, XfsGeometry, csum};
 
 use super::busy::AgExtent;
@@ -22,6 +23,7 @@ use super::made::MadeChunk;
 use super::missed::{HeadersInOrder, MissedHeaders, MissedLocks};
 use super::promise::BlockPromise;
 use super::runs::BufferRuns;
+use super::work::BlockWork;
 use super::{XfsTransactions, misused};
 use crate::buffer::{BufferRole, DiskRun, XfsBuffer};
 use crate::log::{LogSequence, LogTicket, LoggedItem};
@@ -76,6 +78,7 @@ pub(crate) struct XfsTransaction<'e> {
     tree_rooms: BTreeMap<AgNumber, u64>,
     /// What it knows of the order of unlinked inodes, and others do not yet.
     unlinked: BTreeMap<Ino, Option<Ino>>,
+    work: BlockWork,
 }
 
 impl<'e> XfsTransaction<'e> {
@@ -102,6 +105,7 @@ impl<'e> XfsTransaction<'e> {
             told: None,
             tree_rooms: BTreeMap::new(),
             unlinked: BTreeMap::new(),
+            work: BlockWork::default(),
         }
     }
 
@@ -123,12 +127,7 @@ impl<'e> XfsTransaction<'e> {
 
     /// The bytes of a buffer that the transaction holds.
     pub(crate) fn bytes(&self, place: BasicBlock) -> Result<&[u8]> {
-        match self.buffers.get(&place).map(|held| &held.content) {
-            Some(HeldContent::Committed(buffer)) => Ok(buffer.bytes()),
-            Some(HeldContent::Changed { bytes, .. }) => Ok(bytes),
-            Some(HeldContent::Cancelled) => Err(misused(format!("block {place} is free"))),
-            None => Err(misused(format!("block {place} is not locked"))),
-        }
+        bytes_of(&self.buffers, place)
     }
 
     /// These bytes of a buffer that the transaction holds, to be overwritten. They are logged.
@@ -137,6 +136,7 @@ impl<'e> XfsTransaction<'e> {
         let held = held.ok_or_else(|| misused(format!("block {place} is not locked")))?;
         if let HeldContent::Committed(buffer) = &held.content {
             let (bytes, dirty) = (buffer.bytes().into(), DirtyChunks::new(held.runs.bytes()));
+            self.work.copied_bytes += buffer.bytes().len() as u64;
             held.content = HeldContent::Changed { bytes, dirty };
         }
         let HeldContent::Changed { bytes, dirty } = &mut held.content else {
@@ -150,32 +150,85 @@ impl<'e> XfsTransaction<'e> {
         Ok(part)
     }
 
-    /// Overwrites bytes of a buffer that the transaction holds, and logs those that differ.
+    /// Overwrites bytes of a buffer that the transaction holds, and logs the chunks that differ.
     pub(crate) fn put(&mut self, place: BasicBlock, at: usize, new: &[u8]) -> Result<()> {
-        let old = self.bytes(place)?.get(at..).unwrap_or_default();
-        let differs = |(old, new): (&u8, &u8)| old != new;
-        let Some(first) = old.iter().zip(new).position(differs) else { return Ok(()) };
-        let last = old.iter().zip(new).rposition(differs).unwrap_or(first);
-        let part = new.get(first..=last).unwrap_or_default();
-        self.change(place, at + first..at + last + 1)?.copy_from_slice(part);
+        let mut start = 0;
+        while start < new.len() {
+            // The first part ends with the chunk that it begins in.
+            let end = new.len().min(start + CHUNK - (at + start) % CHUNK);
+            let (range, part) = (at + start..at + end, new.get(start..end).unwrap_or_default());
+            if self.bytes(place)?.get(range.clone()) != Some(part) {
+                self.change(place, range)?.copy_from_slice(part);
+            }
+            start = end;
+        }
         Ok(())
+    }
+
+    /// Lets `edit` change the bytes of a buffer that the transaction holds. It says by its second
+    /// argument which ones it changes: they are logged. One that says nothing changes nothing.
+    ///
+    /// What it has changed before an error stays, so the transaction is dropped then.
+    pub(crate) fn edit<T>(
+        &mut self,
+        place: BasicBlock,
+        edit: impl FnOnce(&mut [u8], &mut dyn FnMut(Range<usize>)) -> T,
+    ) -> Result<T> {
+        let held = self.buffers.get_mut(&place);
+        let held = held.ok_or_else(|| misused(format!("block {place} is not locked")))?;
+        match &mut held.content {
+            HeldContent::Changed { bytes, dirty } => Ok(edit(bytes, &mut |range| dirty.add(range))),
+            HeldContent::Committed(buffer) => {
+                let mut bytes: Box<[u8]> = buffer.bytes().into();
+                self.work.copied_bytes += bytes.len() as u64;
+                let mut dirty = DirtyChunks::new(bytes.len());
+                let outcome = edit(&mut bytes, &mut |range| dirty.add(range));
+                // What has not changed is not published.
+                if !dirty.is_empty() {
+                    held.content = HeldContent::Changed { bytes, dirty };
+                }
+                Ok(outcome)
+            }
+            HeldContent::Cancelled => Err(misused(format!("block {place} is free"))),
+        }
+    }
+
+    /// Counts a copy of this many bytes.
+    pub(crate) fn count_copy(&mut self, bytes: usize) {
+        self.work.copied_bytes += bytes as u64;
+    }
+
+    /// Counts a search of a name or an attribute in a tree of hashes.
+    pub(crate) fn count_search(&mut self) {
+        self.work.searches += 1;
     }
 
     /// Makes a buffer of zeros of blocks that were just allocated. The caller logs what it fills.
     pub(crate) fn fresh(&mut self, runs: impl Into<BufferRuns>, role: BufferRole) -> Result<()> {
         let runs = runs.into();
-        let (at, len) = (runs.at(), runs.bytes());
+        let len = runs.bytes();
+        let (bytes, mut dirty) = (vec![0; len].into(), DirtyChunks::new(len));
+        // What the log has of the block is older than all of this.
+        dirty.add(0..len);
+        self.make_buffer(runs, role, HeldContent::Changed { bytes, dirty }, false)
+    }
+
+    /// Makes a buffer of blocks that were just allocated.
+    fn make_buffer(
+        &mut self,
+        runs: BufferRuns,
+        role: BufferRole,
+        content: HeldContent,
+        is_made: bool,
+    ) -> Result<()> {
+        let at = runs.at();
         if !self.buffers.contains_key(&at) {
             self.lock_buffer(at, role)?;
             let (runs, content) = (runs.clone(), HeldContent::Cancelled);
             self.buffers.insert(at, HeldBuffer { runs, role, content, is_made: false });
         }
         runs.iter().try_for_each(|run| self.settle_cancel(run.at))?;
-        let (bytes, mut dirty) = (vec![0; len].into(), DirtyChunks::new(len));
-        // What the log has of the block is older than all of this.
-        dirty.add(0..len);
-        let content = HeldContent::Changed { bytes, dirty };
-        self.buffers.insert(at, HeldBuffer { runs, role, content, is_made: false });
+        self.buffers.insert(at, HeldBuffer { runs, role, content, is_made });
         Ok(())
     }
 
@@ -217,10 +270,8 @@ impl<'e> XfsTransaction<'e> {
         clusters: Vec<(DiskRun, Box<[u8]>)>,
     ) -> Result<()> {
         for (run, bytes) in clusters {
-            self.fresh(run, BufferRole::InodeCluster)?;
             let content = HeldContent::Changed { bytes, dirty: DirtyChunks::new(run.bytes) };
-            let (runs, role) = (run.into(), BufferRole::InodeCluster);
-            self.buffers.insert(run.at, HeldBuffer { runs, role, content, is_made: true });
+            self.make_buffer(run.into(), BufferRole::InodeCluster, content, true)?;
         }
         self.others.push(Arc::new(MadeChunk::new(item)));
         Ok(())
@@ -269,26 +320,28 @@ impl<'e> XfsTransaction<'e> {
 
     /// An inode, with the changes of this transaction. Locks it.
     pub(crate) fn inode(&mut self, ino: Ino) -> Result<&mut XfsChangedInode> {
-        if !self.inodes.contains_key(&ino) {
-            let engine = self.engine;
-            engine.shared.inode_locks.lock(ino, ())?;
-            let place = engine.inode_place(ino);
-            // The transaction may have made the chunk of the inode itself.
-            let own = place.as_ref().ok().filter(|place| {
-                self.buffers.get(&place.cluster.at).is_some_and(|held| held.is_made)
-            });
-            let loaded = match own {
-                Some(place) => {
-                    let bytes = self.bytes(place.cluster.at)?.get(place.offset..);
-                    let bytes = bytes.and_then(|rest| rest.get(..engine.geometry().inode_size()));
-                    XfsChangedInode::load(*place, bytes.unwrap_or_default(), engine.geometry())
-                }
-                None => engine.load_inode(ino),
-            };
-            let loaded = loaded.inspect_err(|_| engine.shared.inode_locks.unlock(ino))?;
-            self.inodes.insert(ino, loaded);
-        }
-        self.inodes.get_mut(&ino).ok_or_else(|| misused("an inode went away"))
+        let missing = match self.inodes.entry(ino) {
+            Entry::Occupied(inode) => return Ok(inode.into_mut()),
+            Entry::Vacant(missing) => missing,
+        };
+        let engine = self.engine;
+        engine.shared.inode_locks.lock(ino, ())?;
+        let place = engine.inode_place(ino);
+        // The transaction may have made the chunk of the inode itself.
+        let own = place
+            .as_ref()
+            .ok()
+            .filter(|place| self.buffers.get(&place.cluster.at).is_some_and(|held| held.is_made));
+        let loaded = match own {
+            Some(place) => bytes_of(&self.buffers, place.cluster.at).and_then(|bytes| {
+                let inode = bytes.get(place.offset..);
+                let inode = inode.and_then(|rest| rest.get(..engine.geometry().inode_size()));
+                XfsChangedInode::load(*place, inode.unwrap_or_default(), engine.geometry())
+            }),
+            None => engine.load_inode(ino),
+        };
+        let loaded = loaded.inspect_err(|_| engine.shared.inode_locks.unlock(ino))?;
+        Ok(missing.insert(loaded))
     }
 
     /// Makes `item`, an intent or the end of one, a part of the transaction.
@@ -332,12 +385,13 @@ impl<'e> XfsTransaction<'e> {
     fn unlock_all_but(&mut self, kept: &[Ino]) {
         let shared = &self.engine.shared;
         // Headers last: a transaction that gets one finds no buffer below it locked.
-        let (headers, others): (Vec<_>, Vec<_>) = std::mem::take(&mut self.buffers)
-            .into_iter()
-            .partition(|(_, held)| held.role.is_header());
-        for (place, _) in others.into_iter().chain(headers) {
-            shared.buffer_locks.unlock(place);
+        for is_header in [false, true] {
+            let held = self.buffers.iter();
+            for (place, _) in held.filter(|(_, held)| held.role.is_header() == is_header) {
+                shared.buffer_locks.unlock(*place);
+            }
         }
+        self.buffers.clear();
         self.inodes.retain(|ino, _| {
             let is_kept = kept.contains(ino);
             if !is_kept {
@@ -348,6 +402,16 @@ impl<'e> XfsTransaction<'e> {
     }
 }
 
+/// The bytes of one of the buffers that a transaction holds.
+fn bytes_of(buffers: &BTreeMap<BasicBlock, HeldBuffer>, place: BasicBlock) -> Result<&[u8]> {
+    match buffers.get(&place).map(|held| &held.content) {
+        Some(HeldContent::Committed(buffer)) => Ok(buffer.bytes()),
+        Some(HeldContent::Changed { bytes, .. }) => Ok(bytes),
+        Some(HeldContent::Cancelled) => Err(misused(format!("block {place} is free"))),
+        None => Err(misused(format!("block {place} is not locked"))),
+    }
+}
+
 /// Undoes everything that was not committed: nobody has seen it.
 impl Drop for XfsTransaction<'_> {
     fn drop(&mut self) {
@@ -355,6 +419,7 @@ impl Drop for XfsTransaction<'_> {
         if let Some(told) = self.told {
             told.add(&self.missed);
         }
+        self.engine.work.add(&self.work);
         let counters = &self.engine.counters;
         match &self.lender {
             Some(lender) => lender.take_back(self.promised),

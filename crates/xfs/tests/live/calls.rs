@@ -7,7 +7,7 @@ use std::thread::ScopedJoinHandle;
 
 use offshoot_testkit::random::{Random, seed_of_run};
 use offshoot_testkit::xfs::judges;
-use offshoot_vfs::{Code, Errno, Fallocate, SetAttr, XattrMode};
+use offshoot_vfs::{Code, Errno, Fallocate, SetAttr, SetTime, XattrMode};
 
 use super::*;
 
@@ -320,6 +320,33 @@ fn readers_of_names_find_whole_directories() {
             ended.unwrap();
         }
     });
+    opened.shut_down();
+    assert_checks(&disk);
+}
+
+/// A call that is refused keeps the times of the file, also when its data was only in memory.
+#[test]
+fn moves_that_are_refused_keep_the_times() {
+    let Some(judges) = judges::require() else { return };
+    let disk = made(&judges, 512, "");
+    let opened = WrittenXfs::new(&disk);
+    let file = opened.make("file", &[1; 10_000]);
+    let old = Timestamp { secs: 1_000_000, nanos: 0 };
+    let set = SetAttr { mtime: Some(SetTime::To(old)), ..SetAttr::default() };
+    opened.files.set_attr(file, &set, AT).unwrap();
+    let before = opened.files.attr(file).unwrap();
+    let later = Timestamp { secs: AT.secs + 100, nanos: 0 };
+    for (what, at, len) in [
+        (Fallocate::Collapse, 1, 4096),
+        (Fallocate::Collapse, 4096, 8192),
+        (Fallocate::Insert, 4096, 100),
+        (Fallocate::Insert, 12_288, 4096),
+    ] {
+        let error = opened.files.fallocate(file, what, at, len, later).unwrap_err();
+        assert_eq!(error.errno(), Errno::INVAL, "{error}");
+        let after = opened.files.attr(file).unwrap();
+        assert_eq!((after.mtime, after.ctime), (before.mtime, before.ctime), "{what:?} at {at}");
+    }
     opened.shut_down();
     assert_checks(&disk);
 }

@@ -283,10 +283,51 @@ pub fn buffer_size(bytes: &[u8], dirty: &[le::U32]) -> (usize, usize) {
     runs(bytes, dirty).fold((format, 1), |(len, count), run| (len + run.data.len(), count + 1))
 }
 
+/// Brings a vector that [`encode_buffer`] has filled for the same buffer and the same map `dirty` up
+/// to date: copies the chunks of `changed`, all of which are in `dirty`, over what it has of them.
+/// Returns false when the vector has no place for a chunk.
+pub fn patch_buffer(
+    bytes: &[u8],
+    dirty: &[le::U32],
+    changed: &[le::U32],
+    vector: &mut XfsLogVector,
+) -> bool {
+    let format = size_of::<BufferFormat>() + size_of_val(dirty);
+    // Chunks that follow each other in the buffer do so in the vector too.
+    runs(bytes, changed).all(|run| {
+        let before = chunks_before(dirty, run.offset / CHUNK);
+        vector.overwrite(format + before * CHUNK, run.data)
+    })
+}
+
 /// Whether a map has a chunk.
 fn has_chunk(map: &[le::U32], chunk: usize) -> bool {
     let word = map.get(chunk / WORD_CHUNKS).map_or(0, |word| word.get());
     word >> (chunk % WORD_CHUNKS) & 1 != 0
+}
+
+/// How many chunks in front of `chunk` a map has.
+fn chunks_before(map: &[le::U32], chunk: usize) -> usize {
+    let (whole, rest) = (chunk / WORD_CHUNKS, chunk % WORD_CHUNKS);
+    let below = !(u32::MAX << rest);
+    let last = map.get(whole).map_or(0, |word| word.get() & below);
+    let words = map.iter().take(whole).map(|word| word.get()).chain([last]);
+    words.map(|word| word.count_ones() as usize).sum()
+}
+
+/// The first chunk from `from` on, and below `end`, that is in a map (`is_in`), or is not.
+fn find_chunk(map: &[le::U32], from: usize, end: usize, is_in: bool) -> Option<usize> {
+    let flip = if is_in { 0 } else { u32::MAX };
+    let mut wanted = u32::MAX << (from % WORD_CHUNKS);
+    for index in from / WORD_CHUNKS..end.div_ceil(WORD_CHUNKS) {
+        let word = (map.get(index).map_or(0, |word| word.get()) ^ flip) & wanted;
+        if word != 0 {
+            let chunk = index * WORD_CHUNKS + word.trailing_zeros() as usize;
+            return (chunk < end).then_some(chunk);
+        }
+        wanted = u32::MAX;
+    }
+    None
 }
 
 /// The runs of `bytes` whose chunks are in the map `dirty`.
@@ -294,8 +335,8 @@ fn runs<'a>(bytes: &'a [u8], dirty: &'a [le::U32]) -> impl Iterator<Item = XfsBu
     let chunks = bytes.len() / CHUNK;
     let mut from = 0;
     std::iter::from_fn(move || {
-        let start = (from..chunks).find(|&chunk| has_chunk(dirty, chunk))?;
-        let end = (start..chunks).find(|&chunk| !has_chunk(dirty, chunk)).unwrap_or(chunks);
+        let start = find_chunk(dirty, from, chunks, true)?;
+        let end = find_chunk(dirty, start, chunks, false).unwrap_or(chunks);
         from = end;
         let data = bytes.get(start * CHUNK..end * CHUNK)?;
         Some(XfsBufferRun { offset: start * CHUNK, data })
@@ -320,4 +361,59 @@ fn encode_format(
         map_size: le::U32::new(words),
     };
     to.push(&[format.as_bytes(), map]);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Maps of one word, of several, and shorter than the buffer: word arithmetic finds what a walk
+    /// over all chunks finds.
+    #[test]
+    fn runs_are_those_of_the_map() {
+        let mut number = 1_u32;
+        let mut next = || {
+            number = number.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            [0, u32::MAX, number, number & number.rotate_left(9), number | number << 1]
+                [(number >> 13) as usize % 5]
+        };
+        for round in 0..2000 {
+            let len = [1, 8, 32, 33, 100, 128][round % 6];
+            let bytes: Vec<u8> =
+                (0..len * CHUNK).map(|at| u8::try_from(at / CHUNK).unwrap()).collect();
+            let map: Vec<_> = (0..[1, 4][round % 2]).map(|_| le::U32::new(next())).collect();
+            let found: Vec<_> = runs(&bytes, &map)
+                .flat_map(|run| {
+                    let start = run.offset / CHUNK;
+                    assert_eq!(usize::from(run.data[0]), start);
+                    let end = start + run.data.len() / CHUNK;
+                    assert!(end == len || !has_chunk(&map, end), "it is whole");
+                    start..end
+                })
+                .collect();
+            let walked: Vec<_> = (0..len).filter(|&chunk| has_chunk(&map, chunk)).collect();
+            assert_eq!(found, walked, "{map:?}");
+            for chunk in 0..map.len() * WORD_CHUNKS {
+                let before = (0..chunk).filter(|&chunk| has_chunk(&map, chunk)).count();
+                assert_eq!(chunks_before(&map, chunk), before);
+            }
+        }
+    }
+
+    #[test]
+    fn a_patched_vector_is_a_new_one() {
+        let dirty = [0xff00_00ff, 0, 0x0180_0001, 1].map(le::U32::new);
+        let changed = [0x0100_0081, 0, 0x0100_0000, 1].map(le::U32::new);
+        let flags = XfsBufferFlags::of(XfsBufferType::Btree);
+        let mut bytes = vec![1; 4 * WORD_CHUNKS * CHUNK];
+        let [mut patched, mut fresh] = [XfsLogVector::default(), XfsLogVector::default()];
+        encode_buffer(flags, BasicBlock(8), &bytes, &dirty, &mut patched);
+        for run in runs(&bytes.clone(), &changed) {
+            bytes[run.offset..run.offset + run.data.len()].fill(7);
+        }
+        assert!(patch_buffer(&bytes, &dirty, &changed, &mut patched));
+        encode_buffer(flags, BasicBlock(8), &bytes, &dirty, &mut fresh);
+        assert_eq!(patched, fresh);
+        assert!(!patch_buffer(&bytes, &dirty, &changed, &mut XfsLogVector::default()));
+    }
 }

@@ -122,38 +122,48 @@ impl ChangedXattrs<'_, '_> {
     /// Makes a change in the inode, if the attributes are there and have room. If not, they go to a
     /// leaf, from which only what the change removes is missing.
     pub(super) fn change_short(&mut self, change: &XattrChange) -> Result<ShortOutcome> {
-        let Some(bytes) = self.short()? else { return Ok(ShortOutcome::InBlocks) };
-        if change.is_written {
+        if self.change_in_inode(change)? {
             return Ok(ShortOutcome::Done);
+        }
+        let Some(bytes) = self.short()? else { return Ok(ShortOutcome::InBlocks) };
+        let ShortXattrs { mut list } = ShortXattrs::parse(&bytes).map_err(malformed)?;
+        let geometry = self.geometry();
+        let local = change.new.as_ref().filter(|new| new.is_local(geometry));
+        for gone in [change.old.as_ref(), local].into_iter().flatten() {
+            list.retain(|xattr| !gone.is(xattr));
+        }
+        self.move_to_leaf(&ShortXattrs { list })
+    }
+
+    /// The same, but returns false and changes nothing if the attributes are in blocks, or have no
+    /// room in the inode.
+    pub(super) fn change_in_inode(&mut self, change: &XattrChange) -> Result<bool> {
+        let Some(bytes) = self.short()? else { return Ok(false) };
+        if change.is_written {
+            return Ok(true);
         }
         let ShortXattrs { mut list } = ShortXattrs::parse(&bytes).map_err(malformed)?;
         let count = list.len();
         let keeps = |gone: &Option<OwnedXattr>| gone.as_ref().is_none_or(|gone| !gone.is_in(&list));
         let (old, new) = (&change.old, &change.new);
         if keeps(old) && new.as_ref().is_none_or(|new| list.contains(&new.local())) {
-            return Ok(ShortOutcome::Done);
+            return Ok(true);
         }
-        list.retain(|xattr| old.as_ref().is_none_or(|old| !old.is(xattr)));
-        let without_old = list.clone();
+        for gone in [old, new].into_iter().flatten() {
+            list.retain(|xattr| !gone.is(xattr));
+        }
         if let Some(new) = new {
-            list.retain(|xattr| !new.is(xattr));
-            let without_new = list.clone();
             list.push(new.local());
             let is_short = |len: usize| len <= SHORT_MAX;
-            let is_short = is_short(new.name.len()) && is_short(new.value.len());
-            if !(is_short && list.len() <= SHORT_MAX && self.store_short(&ShortXattrs { list })?) {
-                let is_local = new.is_local(self.geometry());
-                let list = if is_local { without_new } else { without_old };
-                return self.move_to_leaf(&ShortXattrs { list });
-            }
-            return Ok(ShortOutcome::Done);
+            let fits = is_short(new.name.len()) && is_short(new.value.len());
+            return Ok(fits && is_short(list.len()) && self.store_short(&ShortXattrs { list })?);
         }
         if list.is_empty() && count > 0 {
             self.drop_fork()?;
         } else if !self.store_short(&ShortXattrs { list })? {
             return Err(self.damaged("fewer attributes have no room"));
         }
-        Ok(ShortOutcome::Done)
+        Ok(true)
     }
 
     /// Stores attributes in the inode. Returns false when they have no room.
@@ -190,7 +200,7 @@ impl ChangedXattrs<'_, '_> {
     /// Brings attributes back to the inode that fit there, and ends a fork without attributes.
     /// Returns false when that takes one more step.
     pub(super) fn settle_form(&mut self) -> Result<bool> {
-        let block = self.blocks.read(ROOT)?;
+        let block = self.blocks.copy(ROOT)?;
         if self.blocks.node(&block)?.is_some() {
             return Ok(true);
         }

@@ -54,7 +54,7 @@ impl ChangedXattrs<'_, '_> {
         let start = first.leaf;
         let mut next = Some(first);
         while let Some(path) = next {
-            let block = self.blocks.read(path.leaf)?;
+            let block = self.blocks.copy(path.leaf)?;
             let leaf = self.leaf(&block)?;
             for (index, xattr) in leaf.with_hash(hash).filter(|(_, xattr)| wanted.is(xattr)) {
                 let value = match xattr.value {
@@ -90,7 +90,7 @@ impl ChangedXattrs<'_, '_> {
     /// comes between others.
     fn split_leaf(&mut self, path: &HashPath, xattr: &XfsXattr<'_>) -> Result<()> {
         let geometry = self.geometry();
-        let block = self.blocks.read(path.leaf)?;
+        let block = self.blocks.copy(path.leaf)?;
         let leaf = self.leaf(&block)?;
         let hash = xattr.hash().map_err(malformed)?;
         let place = leaf.hashes.partition_point(|entry| entry.hash.get() <= hash);
@@ -124,7 +124,7 @@ impl ChangedXattrs<'_, '_> {
     pub(super) fn remove(&mut self, found: &FoundXattr) -> Result<()> {
         self.take_out(found)?;
         let path = &found.path;
-        let block = self.blocks.read(path.leaf)?;
+        let block = self.blocks.copy(path.leaf)?;
         if self.leaf(&block)?.hashes.is_empty() {
             return self.blocks.drop_leaf(path);
         }

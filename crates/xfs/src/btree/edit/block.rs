@@ -7,6 +7,7 @@ use offshoot_xfs_format::btree::{XfsBtreeBlock, XfsBtreeBuilder, XfsTree};
 use offshoot_xfs_format::group::MOST_LEVELS;
 use offshoot_xfs_format::{FsBlock, Ino, XfsGeometry};
 
+use super::path::EditStep;
 use super::{XfsEditRoot, XfsTreeEdit};
 
 /// Where the number of entries is in a header.
@@ -179,6 +180,22 @@ impl XfsTreeEdit<'_> {
             self.write(at, COUNT.start, &count.to_be_bytes())?;
         }
         Ok(())
+    }
+
+    /// Overwrites the record at a place of a leaf by one with the same keys: its place in the order
+    /// stays, and what its parents have of it. Returns false, and changes nothing, if it has others.
+    pub(super) fn overwrite_same(&mut self, leaf: EditStep, record: &[u8]) -> Result<bool> {
+        let (tree, geometry) = (self.tree(), self.geometry);
+        let keys = |record: &[u8]| (tree.low_key(record), tree.high_key(record));
+        let block = self.view(leaf.at)?;
+        let is_same = block
+            .record(leaf.index)
+            .is_some_and(|old| old.len() == record.len() && keys(old) == keys(record));
+        if is_same {
+            let offset = BlockShape::of(&block, geometry).stored(&(leaf.index..leaf.index)).start;
+            self.write(leaf.at, offset, record)?;
+        }
+        Ok(is_same)
     }
 
     /// What the parent stores about a block with entries: its lowest key, and in the reverse map

@@ -147,6 +147,21 @@ impl XfsTreeEdit<'_> {
         Ok(self.view(leaf.at)?.key(leaf.index))
     }
 
+    /// The record at the cursor, and its key.
+    pub(super) fn record_here<R: XfsTreeRecord>(&mut self) -> Result<Option<(XfsSearchKey, R)>> {
+        let Some(leaf) = self.path.last().copied() else { return Ok(None) };
+        let block = self.view(leaf.at)?;
+        Ok(block.key(leaf.index).zip(block.records().get(leaf.index).copied()))
+    }
+
+    /// What a search has found. The cursor is nowhere when that is nothing.
+    pub(super) fn settle<R>(&mut self, found: Option<(XfsSearchKey, R)>) -> Option<R> {
+        if found.is_none() {
+            self.path.clear();
+        }
+        found.map(|(_, record)| record)
+    }
+
     /// The record at the cursor. The cursor is nowhere when there is none.
     pub(super) fn record<R: XfsTreeRecord>(&mut self) -> Result<Option<R>> {
         let Some(leaf) = self.path.last().copied() else { return Ok(None) };

@@ -18,8 +18,8 @@ impl ChangedHashFork<'_, '_> {
         let Some((&(at, index), above)) = nodes.split_last() else { return self.collapse() };
         let kind = self.node_kind();
         for first in [Some(index), index.checked_sub(1)].into_iter().flatten() {
-            let block = self.read(at)?;
-            let node = self.node(&block)?;
+            let place = self.hold(at)?;
+            let node = self.node(self.bytes(place)?)?;
             let node = node.ok_or_else(|| self.damaged(format!("block {at} is no node")))?;
             let (entries, level) = (node.entries, node.level.saturating_sub(1));
             let pair = entries.get(first).copied().zip(entries.get(first + 1).copied());
@@ -49,10 +49,10 @@ impl ChangedHashFork<'_, '_> {
         };
         let behind = self.neighbour(&second, HashSide::Next)?;
         let links = (second.links.0, first.links.1);
-        let joined = match (self.node(&first.bytes)?, self.node(&second.bytes)?) {
+        let (first, second) = (self.copy(left)?, self.copy(right)?);
+        let joined = match (self.node(&first)?, self.node(&second)?) {
             (None, None) => {
-                let (first, second) =
-                    (self.leaf_view(&first.bytes)?, self.leaf_view(&second.bytes)?);
+                let (first, second) = (self.leaf_view(&first)?, self.leaf_view(&second)?);
                 let expected = self.expected(left)?;
                 self.joined_leaf(&expected, &first, &second, links)?
             }
@@ -128,8 +128,8 @@ impl ChangedHashFork<'_, '_> {
     fn collapse(&mut self) -> Result<()> {
         let root = self.root();
         loop {
-            let block = self.read(root)?;
-            let Some(node) = self.node(&block)? else { return Ok(()) };
+            let place = self.hold(root)?;
+            let Some(node) = self.node(self.bytes(place)?)? else { return Ok(()) };
             if node.entries.len() > 1 {
                 return Ok(());
             }
@@ -142,7 +142,7 @@ impl ChangedHashFork<'_, '_> {
             if !self.may_free(&[child.at])? {
                 return Ok(());
             }
-            let mut bytes = child.bytes;
+            let mut bytes = self.copy(child.at)?;
             let kind = if child.level > 0 { self.node_kind() } else { self.leaf_kind() };
             let expected = self.expected(root)?;
             da::move_block(self.geometry(), kind, &mut bytes, &expected).map_err(malformed)?;

@@ -10,8 +10,8 @@
 //! only come back to its first leaf, where [`ChangedHashFork::next`] notices it.
 
 use offshoot_vfs::Result;
-use offshoot_xfs_format::FileBlock;
 use offshoot_xfs_format::dir::{free_start, leaf_start};
+use offshoot_xfs_format::{BasicBlock, FileBlock};
 
 use super::ChangedHashFork;
 
@@ -25,7 +25,8 @@ pub(super) struct ProvedHashBlock {
     pub(super) links: (u32, u32),
     /// Its first hash and its last one.
     pub(super) hashes: Option<(u32, u32)>,
-    pub(super) bytes: Vec<u8>,
+    /// Where the transaction has it.
+    pub(super) place: BasicBlock,
 }
 
 /// On which side of a block a neighbour is.
@@ -54,34 +55,35 @@ impl ChangedHashFork<'_, '_> {
     /// The block at `at`, to which the tree leads: a node or a leaf in a place for these.
     pub(super) fn hash_block(&mut self, at: FileBlock) -> Result<ProvedHashBlock> {
         let geometry = self.geometry();
-        let place = if self.is_directory {
+        let range = if self.is_directory {
             leaf_start(geometry).0..free_start(geometry).0
         } else {
             0..u64::from(u32::MAX)
         };
-        if !place.contains(&at.0) || !at.0.is_multiple_of(self.unit().into()) {
+        if !range.contains(&at.0) || !at.0.is_multiple_of(self.unit().into()) {
             return Err(self.damaged(format!("block {at} is no place for a node or a leaf")));
         }
-        let bytes = self.read(at)?;
-        let (level, info, hashes) = if let Some(node) = self.node(&bytes)? {
+        let place = self.hold(at)?;
+        let bytes = self.bytes(place)?;
+        let (level, info, hashes) = if let Some(node) = self.node(bytes)? {
             let ends = node.entries.first().zip(node.entries.last());
             let hashes = ends.map(|(first, last)| (first.hash.get(), last.hash.get()));
             (node.level, node.info, hashes)
         } else {
-            let leaf = self.leaf_view(&bytes);
+            let leaf = self.leaf_view(bytes);
             let leaf =
                 leaf.map_err(|_| self.damaged(format!("block {at} is neither a node nor a leaf")))?;
             (0, leaf.info(), leaf.ends())
         };
         let links = (info.forw.get(), info.back.get());
-        Ok(ProvedHashBlock { at, level, links, hashes, bytes })
+        Ok(ProvedHashBlock { at, level, links, hashes, place })
     }
 
     /// The same on a level below the root. A leaf there is one of several.
     pub(super) fn hash_block_on(&mut self, at: FileBlock, level: u16) -> Result<ProvedHashBlock> {
         let block = self.hash_block(at)?;
         let is_right = match block.level {
-            0 => self.kind(&block.bytes) == Some(self.leaf_kind()),
+            0 => self.kind(self.bytes(block.place)?) == Some(self.leaf_kind()),
             level => level > 0,
         };
         if block.level != level || !is_right {

@@ -115,6 +115,7 @@ impl ChangedHashFork<'_, '_> {
 
     /// The way to the first leaf that may have `hash`, or to the last leaf.
     pub(crate) fn find(&mut self, hash: u32) -> Result<HashPath> {
+        self.t.count_search();
         let root = self.root();
         self.descend(Vec::new(), (root, None), hash)
     }
@@ -136,7 +137,7 @@ impl ChangedHashFork<'_, '_> {
                 self.prove_alone(&block)?;
                 block
             };
-            let Some(node) = self.node(&block.bytes)? else {
+            let Some(node) = self.node(self.bytes(block.place)?)? else {
                 return Ok(HashPath { nodes, leaf: at });
             };
             let index = node.find(hash).unwrap_or(node.entries.len().saturating_sub(1));
@@ -155,8 +156,9 @@ impl ChangedHashFork<'_, '_> {
         let mut nodes = path.nodes.clone();
         let mut next = None;
         while let Some((at, index)) = nodes.pop() {
-            let block = self.read(at)?;
-            let child = self.node(&block)?.and_then(|node| child_of(&node, index + 1));
+            let place = self.hold(at)?;
+            let node = self.node(self.bytes(place)?)?;
+            let child = node.and_then(|node| child_of(&node, index + 1));
             if let Some((child, parent)) = child {
                 nodes.push((at, index + 1));
                 next = Some(self.descend(nodes, (child, Some(parent)), 0)?);
@@ -241,7 +243,8 @@ impl ChangedHashFork<'_, '_> {
         }
         let block = self.hash_block(at)?;
         let [behind, _] = self.neighbours(&block)?;
-        let node = self.node(&block.bytes)?.ok_or_else(|| self.damaged("a node is a leaf"))?;
+        let node = self.node(self.bytes(block.place)?)?;
+        let node = node.ok_or_else(|| self.damaged("a node is a leaf"))?;
         let (level, forw, back) = (node.level, node.info.forw.get(), node.info.back.get());
         let mut all = node.entries.to_vec();
         all.splice(index..=index, entries.iter().copied());
@@ -273,23 +276,24 @@ impl ChangedHashFork<'_, '_> {
 
     /// Brings the last hash of a leaf to the nodes above it.
     pub(crate) fn note_last(&mut self, path: &HashPath) -> Result<()> {
-        let block = self.read(path.leaf)?;
-        let last = self.leaf_view(&block)?.last_hash();
+        let place = self.hold(path.leaf)?;
+        let last = self.leaf_view(self.bytes(place)?)?.last_hash();
         last.map_or(Ok(()), |last| self.note_hash(&path.nodes, last))
     }
 
     /// Brings the last hash of the node at `at` to the nodes above it.
     fn note_node(&mut self, at: FileBlock, above: &[NodeEntry]) -> Result<()> {
-        let block = self.read(at)?;
-        let last = self.node(&block)?.and_then(|node| node.entries.last().copied());
+        let place = self.hold(at)?;
+        let node = self.node(self.bytes(place)?)?;
+        let last = node.and_then(|node| node.entries.last().copied());
         last.map_or(Ok(()), |last| self.note_hash(above, last.hash.get()))
     }
 
     pub(super) fn note_hash(&mut self, nodes: &[NodeEntry], hash: u32) -> Result<()> {
         let kind = self.node_kind();
         for &(at, index) in nodes.iter().rev() {
-            let block = self.read(at)?;
-            let node = self.node(&block)?;
+            let place = self.hold(at)?;
+            let node = self.node(self.bytes(place)?)?;
             let entries = node.map_or(&[][..], |node| node.entries);
             let entry = entries.get(index).copied();
             let entry = entry.ok_or_else(|| self.damaged("a node has lost an entry"))?;
@@ -328,8 +332,8 @@ impl ChangedHashFork<'_, '_> {
     fn may_drop(&mut self, path: &HashPath) -> Result<bool> {
         let mut blocks = vec![path.leaf];
         for &(at, _) in path.nodes.iter().skip(1).rev() {
-            let block = self.read(at)?;
-            if self.node(&block)?.is_some_and(|node| node.entries.len() > 1) {
+            let place = self.hold(at)?;
+            if self.node(self.bytes(place)?)?.is_some_and(|node| node.entries.len() > 1) {
                 break;
             }
             blocks.push(at);
@@ -344,8 +348,8 @@ impl ChangedHashFork<'_, '_> {
         let Some((&(parent, _), above)) = nodes.split_last() else {
             return Err(self.damaged("a leaf has no node above it"));
         };
-        let block = self.read(parent)?;
-        let count = self.node(&block)?.map_or(0, |node| node.entries.len());
+        let place = self.hold(parent)?;
+        let count = self.node(self.bytes(place)?)?.map_or(0, |node| node.entries.len());
         if count > 1 {
             self.replace(nodes, &[])?;
             return self.join(above);

@@ -1,60 +1,65 @@
 //! The form with one block, which holds the entries and their hashes.
 
 use offshoot_vfs::Result;
-use offshoot_xfs_format::FileBlock;
 use offshoot_xfs_format::da::DaKind;
 use offshoot_xfs_format::dir::block::{self, DirBlock};
 use offshoot_xfs_format::dir::{XfsDirEntry, data};
+use offshoot_xfs_format::hash::name_hash;
+use offshoot_xfs_format::{BasicBlock, FileBlock};
 
 use super::{ChangedDirectory, XfsEntryTarget};
 
 const ONLY: (FileBlock, DaKind) = (FileBlock(0), DaKind::DirBlock);
 
 impl ChangedDirectory<'_, '_> {
-    fn entry_in_block<'b>(&self, bytes: &'b [u8], name: &[u8]) -> Result<Option<XfsDirEntry<'b>>> {
+    /// The entry with a name in the only block, which the transaction has at `place`.
+    fn entry_in_block(&self, place: BasicBlock, name: &[u8]) -> Result<Option<XfsDirEntry<'_>>> {
         let damaged = self.blocks.in_block(FileBlock(0));
+        let bytes = self.blocks.bytes(place)?;
         let view = DirBlock::view(self.geometry(), bytes).map_err(&damaged)?;
         view.find(name).map_err(damaged)
     }
 
+    /// The offset of that entry, which has to be there.
+    fn offset_in_block(&self, place: BasicBlock, name: &[u8]) -> Result<usize> {
+        let found = self.entry_in_block(place, name)?;
+        found.map(|entry| entry.offset).ok_or_else(|| self.missing(name))
+    }
+
     pub(super) fn find_in_block(
         &self,
-        bytes: &[u8],
+        place: BasicBlock,
         name: &[u8],
     ) -> Result<Option<XfsEntryTarget>> {
-        let found = self.entry_in_block(bytes, name)?;
+        let found = self.entry_in_block(place, name)?;
         Ok(found.map(|entry| (entry.ino, entry.file_type)))
     }
 
-    pub(super) fn add_to_block(&mut self, bytes: &[u8], entry: &XfsDirEntry<'_>) -> Result<()> {
-        if self.entry_in_block(bytes, entry.name)?.is_some() {
-            return Err(self.exists(entry.name));
-        }
+    /// Adds an entry whose name the block does not have.
+    pub(super) fn add_to_block(&mut self, entry: &XfsDirEntry<'_>) -> Result<()> {
         let offset =
             self.blocks.edit(ONLY, |geometry, edit| block::insert(geometry, edit, entry))?;
         if offset.is_some() {
             return Ok(());
         }
         self.block_to_leaf()?;
-        self.add_to_tree(entry)
+        self.add_to_tree(entry, name_hash(entry.name), None)
     }
 
-    pub(super) fn remove_from_block(&mut self, bytes: &[u8], name: &[u8]) -> Result<()> {
-        let found = self.entry_in_block(bytes, name)?.ok_or_else(|| self.missing(name))?;
-        self.blocks
-            .edit(ONLY, |geometry, edit| block::remove(geometry, edit, found.offset, name))?;
+    pub(super) fn remove_from_block(&mut self, place: BasicBlock, name: &[u8]) -> Result<()> {
+        let offset = self.offset_in_block(place, name)?;
+        self.blocks.edit(ONLY, |geometry, edit| block::remove(geometry, edit, offset, name))?;
         self.block_to_short()
     }
 
     pub(super) fn replace_in_block(
         &mut self,
-        bytes: &[u8],
+        place: BasicBlock,
         name: &[u8],
         target: XfsEntryTarget,
     ) -> Result<()> {
-        let found = self.entry_in_block(bytes, name)?.ok_or_else(|| self.missing(name))?;
-        self.blocks
-            .edit(ONLY, |geometry, edit| data::set_file(geometry, edit, found.offset, target))
+        let offset = self.offset_in_block(place, name)?;
+        self.blocks.edit(ONLY, |geometry, edit| data::set_file(geometry, edit, offset, target))
     }
 
     /// Moves the hashes to a leaf.

@@ -6,7 +6,7 @@ use offshoot_xfs_format::dir::free::{self, DirFree};
 use offshoot_xfs_format::dir::leaf::{self, DirHash, DirLeaf, NO_BLOCK};
 use offshoot_xfs_format::dir::{DirCookie, XfsDirEntry, block, data, free_start};
 use offshoot_xfs_format::hash::name_hash;
-use offshoot_xfs_format::{FileBlock, U16};
+use offshoot_xfs_format::{BasicBlock, FileBlock, U16};
 
 use super::space::DataSpot;
 use super::{ChangedDirectory, XfsEntryTarget};
@@ -37,7 +37,7 @@ pub(super) struct FoundEntry {
 pub(super) struct NameSearch {
     pub(super) found: Option<FoundEntry>,
     /// The way to where the hash of the name is added.
-    first: HashPath,
+    pub(super) first: HashPath,
 }
 
 impl ChangedDirectory<'_, '_> {
@@ -51,12 +51,19 @@ impl ChangedDirectory<'_, '_> {
         }
     }
 
-    /// The root, if it is of this kind: the only leaf is a [`DaKind::DirLeaf`], or it is a
-    /// [`DaKind::DirNodeLeaf`] when the free space is in blocks of its own.
-    fn root_of_kind(&mut self, kind: DaKind) -> Result<Option<Vec<u8>>> {
+    /// The place on the device of the root, if it is of this kind: the only leaf is a
+    /// [`DaKind::DirLeaf`], or it is a [`DaKind::DirNodeLeaf`] when the free space is in blocks of
+    /// its own.
+    fn root_of_kind(&mut self, kind: DaKind) -> Result<Option<BasicBlock>> {
         let root = self.blocks.root();
-        let bytes = self.blocks.read(root)?;
-        Ok((DaKind::of_directory(self.geometry(), &bytes) == Some(kind)).then_some(bytes))
+        let place = self.blocks.hold(root)?;
+        let found = DaKind::of_directory(self.geometry(), self.blocks.bytes(place)?);
+        Ok((found == Some(kind)).then_some(place))
+    }
+
+    /// The leaf that the transaction has at a place.
+    fn leaf_at(&self, place: BasicBlock) -> Result<DirLeaf<'_>> {
+        self.leaf(self.blocks.bytes(place)?)
     }
 
     /// Looks a name up.
@@ -65,18 +72,16 @@ impl ChangedDirectory<'_, '_> {
         let mut left = self.blocks.inode()?.core().nblocks.get();
         let first = self.blocks.find(hash)?;
         let mut next = Some(first.clone());
-        let mut data = (FileBlock(u64::MAX), Vec::new());
         while let Some(path) = next {
-            let bytes = self.blocks.read(path.leaf)?;
-            let leaf = self.leaf(&bytes)?;
-            for cookie in leaf::find(leaf.hashes, hash) {
+            let place = self.blocks.hold(path.leaf)?;
+            // Few names have one hash, and most searches find none.
+            let cookies: Vec<_> = leaf::find(self.leaf_at(place)?.hashes, hash).collect();
+            for cookie in cookies {
                 let (at, offset) = cookie.split(geometry);
-                if data.0 != at {
-                    data = (at, self.data_block(at)?);
-                }
+                let data = self.data_block(at)?;
                 let damaged = self.blocks.in_block(at);
-                let view = data::DirData::view(geometry, &data.1).map_err(&damaged)?;
-                let entry = view.entry(offset).map_err(damaged)?;
+                let view = data::DirData::view(geometry, self.blocks.bytes(data)?);
+                let entry = view.and_then(|view| view.entry(offset)).map_err(damaged)?;
                 if entry.name == name {
                     let target = (entry.ino, entry.file_type);
                     let found = Some(FoundEntry { path, cookie, target });
@@ -84,7 +89,7 @@ impl ChangedDirectory<'_, '_> {
                 }
             }
             // The following leaves may have the hash too.
-            next = match leaf.hashes.last() {
+            next = match self.leaf_at(place)?.hashes.last() {
                 Some(last) if last.hash.get() != hash => None,
                 _ => self.blocks.next(&path, first.leaf)?,
             };
@@ -93,41 +98,52 @@ impl ChangedDirectory<'_, '_> {
         Ok(NameSearch { found: None, first })
     }
 
-    pub(super) fn add_to_tree(&mut self, entry: &XfsDirEntry<'_>) -> Result<()> {
-        let NameSearch { found, first } = self.search_tree(entry.name)?;
-        if found.is_some() {
-            return Err(self.exists(entry.name));
-        }
+    /// Adds an entry whose name, with this hash, the directory does not have. `path` is the way to
+    /// where the hash goes, unless the directory got its leaf just now.
+    pub(super) fn add_to_tree(
+        &mut self,
+        entry: &XfsDirEntry<'_>,
+        hash: u32,
+        path: Option<HashPath>,
+    ) -> Result<()> {
+        let path = match path {
+            Some(path) => path,
+            None => self.blocks.find(hash)?,
+        };
         let len = entry.len_in_block(self.geometry());
         if let Some(spot) = self.room_with_leaf(len)? {
             let (cookie, best) = self.put_entry(spot, entry)?;
-            return self.add_to_only_leaf(DirHash::new(name_hash(entry.name), cookie), spot, best);
+            return self.add_to_only_leaf(DirHash::new(hash, cookie), spot, best);
         }
-        let spot = self.room_by_index(len, name_hash(entry.name))?;
+        let spot = self.room_by_index(len, hash)?;
         let (cookie, best) = self.put_entry(spot, entry)?;
         self.set_index(spot.number, best)?;
-        self.add_hash(&first, DirHash::new(name_hash(entry.name), cookie))
+        self.add_hash(&path, DirHash::new(hash, cookie))
     }
 
     /// Where the entry goes in a directory with one leaf; `None` in one with a tree of leaves, and
     /// when the leaf had no room and became such a tree.
     fn room_with_leaf(&mut self, len: usize) -> Result<Option<DataSpot>> {
-        let Some(bytes) = self.root_of_kind(DaKind::DirLeaf)? else { return Ok(None) };
-        let leaf = self.leaf(&bytes)?;
-        self.prove_bests(&leaf)?;
+        let Some(place) = self.root_of_kind(DaKind::DirLeaf)? else { return Ok(None) };
+        let blocks = self.data_blocks()?;
+        let bytes = self.blocks.bytes(place)?;
+        let leaf = self.leaf(bytes)?;
+        self.prove_bests(&leaf, blocks)?;
         let spot = DataSpot::in_bests(leaf.bests, len);
         let spot = spot.unwrap_or(DataSpot { number: leaf.bests.len(), is_new: true });
         let more_bests = (spot.number + 1).saturating_sub(leaf.bests.len()) * size_of::<U16>();
         let more_hash = if leaf.stale == 0 { HASH } else { 0 };
-        let spare = leaf::spare(self.geometry(), DaKind::DirLeaf, &bytes).map_err(malformed)?;
+        let spare = leaf::spare(self.geometry(), DaKind::DirLeaf, bytes).map_err(malformed)?;
         if spare >= more_bests + more_hash {
             return Ok(Some(spot));
         }
-        if spare + leaf.stale * HASH >= more_bests + HASH {
-            self.store_only_leaf(&leaf.live().collect::<Vec<_>>(), leaf.bests)?;
+        let has_room = spare + leaf.stale * HASH >= more_bests + HASH;
+        let (hashes, bests) = (leaf.live().collect::<Vec<_>>(), leaf.bests.to_vec());
+        if has_room {
+            self.store_only_leaf(&hashes, &bests)?;
             return Ok(Some(spot));
         }
-        self.leaf_to_node(&leaf)?;
+        self.leaf_to_node(&hashes, &bests)?;
         Ok(None)
     }
 
@@ -165,8 +181,8 @@ impl ChangedDirectory<'_, '_> {
         if has_room {
             return self.blocks.note_last(path);
         }
-        let bytes = self.blocks.read(path.leaf)?;
-        let mut all: Vec<_> = self.leaf(&bytes)?.live().collect();
+        let place = self.blocks.hold(path.leaf)?;
+        let mut all: Vec<_> = self.leaf_at(place)?.live().collect();
         let place = all.partition_point(|other| other.hash.get() < hash.hash.get());
         all.insert(place, hash);
         let (left, right) = all.split_at(all.len() / 2);
@@ -187,10 +203,12 @@ impl ChangedDirectory<'_, '_> {
     pub(super) fn remove_from_tree(&mut self, name: &[u8]) -> Result<()> {
         let FoundEntry { path, cookie, .. } =
             self.search_tree(name)?.found.ok_or_else(|| self.missing(name))?;
+        self.blocks.t.engine().directory_rooms().forget(self.blocks.ino);
         let hash = DirHash::new(name_hash(name), cookie);
         let only = self.root_of_kind(DaKind::DirLeaf)?;
-        if let Some(bytes) = &only {
-            self.prove_bests(&self.leaf(bytes)?)?;
+        if let Some(place) = only {
+            let blocks = self.data_blocks()?;
+            self.prove_bests(&self.leaf_at(place)?, blocks)?;
         }
         let (number, best) = self.take_entry(cookie)?;
         if only.is_some() {
@@ -225,14 +243,14 @@ impl ChangedDirectory<'_, '_> {
     }
 
     /// Moves the free space from the only leaf to an index block.
-    fn leaf_to_node(&mut self, leaf: &DirLeaf<'_>) -> Result<()> {
+    fn leaf_to_node(&mut self, hashes: &[DirHash], bests: &[U16]) -> Result<()> {
         let geometry = self.geometry();
         let at = free_start(geometry);
         self.blocks.create_at(at)?;
         let expected = self.blocks.expected(at)?;
-        let index = DirFree::encode(geometry, &expected, 0, leaf.bests).map_err(malformed)?;
+        let index = DirFree::encode(geometry, &expected, 0, bests).map_err(malformed)?;
         self.blocks.store(at, &index)?;
-        self.store_root(DaKind::DirNodeLeaf, &leaf.live().collect::<Vec<_>>(), &[])
+        self.store_root(DaKind::DirNodeLeaf, hashes, &[])
     }
 
     /// Moves the free space to the only leaf, if there is just one, and it has room.
@@ -244,14 +262,14 @@ impl ChangedDirectory<'_, '_> {
         }
         let at = free_start(geometry);
         let Some(index) = self.index_block(at)? else { return Ok(()) };
-        let bests = DirFree::view(geometry, &index).map_err(malformed)?.bests;
-        let hashes: Vec<_> = self.leaf(&root)?.live().collect();
+        let bests = self.bests_at(index)?.to_vec();
+        let hashes: Vec<_> = self.leaf_at(root)?.live().collect();
         let header = DaKind::DirLeaf.header_len(geometry);
-        let needed = header + hashes.len() * HASH + size_of_val(bests) + leaf::TAIL;
+        let needed = header + hashes.len() * HASH + size_of_val(&bests[..]) + leaf::TAIL;
         if needed > geometry.dir_block_size() {
             return Ok(());
         }
-        self.store_only_leaf(&hashes, bests)?;
+        self.store_only_leaf(&hashes, &bests)?;
         self.blocks.free(at)?;
         self.leaf_to_block()
     }
@@ -269,7 +287,8 @@ impl ChangedDirectory<'_, '_> {
                 return Ok(at == free_start(geometry));
             }
             let Some(index) = self.index_block(at)? else { return Ok(false) };
-            if DirFree::view(geometry, &index).map_err(malformed)?.used > 0 {
+            let index = DirFree::view(geometry, self.blocks.bytes(index)?);
+            if index.map_err(malformed)?.used > 0 {
                 return Ok(false);
             }
             self.blocks.free(at)?;
@@ -281,23 +300,23 @@ impl ChangedDirectory<'_, '_> {
     fn leaf_to_block(&mut self) -> Result<()> {
         self.trim_data()?;
         let root = self.blocks.root();
-        let bytes = self.blocks.read(root)?;
-        let leaf = self.leaf(&bytes)?;
+        let place = self.blocks.hold(root)?;
+        self.leaf_at(place)?;
         if self.data_blocks()? != 1 {
             return Ok(());
         }
+        let hashes = self.leaf_at(place)?.hashes.to_vec();
         let geometry = self.geometry();
         let is_elsewhere = |hash: &DirHash| {
             hash.cookie().is_some_and(|cookie| cookie.split(geometry).0 != FileBlock(0))
         };
-        if leaf.hashes.iter().any(is_elsewhere) {
+        if hashes.iter().any(is_elsewhere) {
             return Err(self.blocks.damaged(format!("block {root} leads behind the last entry")));
         }
         self.data_block(FileBlock(0))?;
         let first = (FileBlock(0), DaKind::DirData);
-        let has_room = self
-            .blocks
-            .edit(first, |geometry, edit| block::from_leaf(geometry, edit, leaf.hashes))?;
+        let has_room =
+            self.blocks.edit(first, |geometry, edit| block::from_leaf(geometry, edit, &hashes))?;
         if has_room {
             self.blocks.free(root)?;
             self.block_to_short()?;
@@ -305,9 +324,9 @@ impl ChangedDirectory<'_, '_> {
         Ok(())
     }
 
-    /// Proves that the only leaf says something about each data block, and of no other.
-    fn prove_bests(&mut self, leaf: &DirLeaf<'_>) -> Result<()> {
-        let (root, bests, blocks) = (self.blocks.root(), leaf.bests.len(), self.data_blocks()?);
+    /// Proves that the only leaf says something about each of the data blocks, and of no other.
+    fn prove_bests(&self, leaf: &DirLeaf<'_>, blocks: usize) -> Result<()> {
+        let (root, bests) = (self.blocks.root(), leaf.bests.len());
         // Entries behind the last data block may say that none is there.
         let behind = leaf.bests.get(blocks..);
         if behind.is_some_and(|behind| behind.iter().all(|best| best.get() == NO_BLOCK)) {
@@ -320,10 +339,10 @@ impl ChangedDirectory<'_, '_> {
     /// Frees data blocks without entries at the end of a directory with one leaf.
     fn trim_data(&mut self) -> Result<()> {
         for _ in 0..MOST_TRIMMED {
-            let root = self.blocks.root();
-            let bytes = self.blocks.read(root)?;
-            let leaf = self.leaf(&bytes)?;
-            self.prove_bests(&leaf)?;
+            let (root, blocks) = (self.blocks.root(), self.data_blocks()?);
+            let place = self.blocks.hold(root)?;
+            let leaf = self.leaf_at(place)?;
+            self.prove_bests(&leaf, blocks)?;
             let last = leaf.bests.last().map(|best| usize::from(best.get()));
             let number = leaf.bests.len().saturating_sub(1);
             if number == 0 || last != Some(self.room_of_data()) {

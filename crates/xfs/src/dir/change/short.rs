@@ -3,7 +3,7 @@
 use offshoot_vfs::Result;
 use offshoot_xfs_format::dir::short::{ShortDir, ShortDirView};
 use offshoot_xfs_format::dir::{XfsDirEntry, block, file_type};
-use offshoot_xfs_format::{FileBlock, Ino};
+use offshoot_xfs_format::{BasicBlock, FileBlock, Ino};
 
 use super::{ChangedDirectory, XfsEntryTarget};
 use crate::buffer::malformed;
@@ -45,18 +45,16 @@ impl ChangedDirectory<'_, '_> {
         Ok(short.entries().next().is_none())
     }
 
+    /// Adds an entry whose name the directory does not have.
     pub(super) fn add_to_short(&mut self, bytes: &[u8], entry: &XfsDirEntry<'_>) -> Result<()> {
         let geometry = self.geometry();
         let short = ShortDir::parse(geometry, bytes).map_err(malformed)?;
-        if short.entries.iter().any(|other| other.name == entry.name) {
-            return Err(self.exists(entry.name));
-        }
         let mut with_entry = short.clone();
         if with_entry.insert(geometry, *entry) && self.store_short(&with_entry)? {
             return Ok(());
         }
-        let block = self.short_to_block(&short)?;
-        self.add_to_block(&block, entry)
+        self.short_to_block(&short)?;
+        self.add_to_block(entry)
     }
 
     pub(super) fn remove_from_short(&mut self, bytes: &[u8], name: &[u8]) -> Result<()> {
@@ -87,8 +85,8 @@ impl ChangedDirectory<'_, '_> {
             return Ok(());
         }
         // A number of more than 32 bits makes all others longer.
-        let block = self.short_to_block(&short)?;
-        self.replace_in_block(&block, name, (ino, file_type))
+        let place = self.short_to_block(&short)?;
+        self.replace_in_block(place, name, (ino, file_type))
     }
 
     /// Stores a short form. Returns false when the inode has no room for it.
@@ -114,8 +112,8 @@ impl ChangedDirectory<'_, '_> {
         self.short_to_block(&short).map(drop)
     }
 
-    /// Brings all entries to a block. Returns its bytes.
-    fn short_to_block(&mut self, short: &ShortDir<'_>) -> Result<Vec<u8>> {
+    /// Brings all entries to a block. Returns its place.
+    fn short_to_block(&mut self, short: &ShortDir<'_>) -> Result<BasicBlock> {
         let geometry = self.geometry();
         self.blocks.inode()?.set_fork(ForkName::Data, ChangedFork::Extents(Vec::new()));
         self.blocks.create_at(ONLY_BLOCK)?;
@@ -123,19 +121,22 @@ impl ChangedDirectory<'_, '_> {
         let bytes = block::from_short(geometry, &expected, short).map_err(malformed)?;
         self.blocks.store(ONLY_BLOCK, &bytes)?;
         self.set_size(geometry.dir_block_size() as u64)?;
-        Ok(bytes)
+        self.blocks.hold(ONLY_BLOCK)
     }
 
     /// Brings the entries of the only block to the inode, if they have room there.
     pub(super) fn block_to_short(&mut self) -> Result<()> {
         let geometry = self.geometry();
-        let bytes = self.blocks.read(ONLY_BLOCK)?;
-        let view = block::DirBlock::view(geometry, &bytes).map_err(malformed)?;
         let room = self.blocks.inode()?.room(ForkName::Data, geometry)?;
+        let place = self.blocks.hold(ONLY_BLOCK)?;
+        let view = block::DirBlock::view(geometry, self.blocks.bytes(place)?);
+        let view = view.map_err(malformed)?;
         let entries = view.data.entries(0).filter(|entry| !entry.is_dot());
         if entries.map(|entry| entry.name.len() + ENTRY).sum::<usize>() > room {
             return Ok(());
         }
+        let bytes = self.blocks.copy(ONLY_BLOCK)?;
+        let view = block::DirBlock::view(geometry, &bytes).map_err(malformed)?;
         let short = block::to_short(geometry, &view).map_err(malformed)?;
         let fits = short.entries.len() <= MOST_ENTRIES
             && short.encode(geometry).map_err(malformed)?.len() <= room;

@@ -6,7 +6,7 @@ use offshoot_xfs_format::dir::data::{self, DirData};
 use offshoot_xfs_format::dir::free::{self, DirFree};
 use offshoot_xfs_format::dir::leaf::NO_BLOCK;
 use offshoot_xfs_format::dir::{DirCookie, XfsDirEntry, leaf_start};
-use offshoot_xfs_format::{FileBlock, U16};
+use offshoot_xfs_format::{BasicBlock, FileBlock, U16};
 
 use super::ChangedDirectory;
 use crate::buffer::malformed;
@@ -37,12 +37,42 @@ pub(super) struct DataSpot {
 impl DataSpot {
     /// The first block with `len` bytes in a row, or else the first one that is not there.
     pub(super) fn in_bests(bests: &[U16], len: usize) -> Option<Self> {
-        let has_room = |best: &U16| best.get() != NO_BLOCK && usize::from(best.get()) >= len;
-        let existing = bests.iter().position(has_room);
-        let missing = || bests.iter().position(|best| best.get() == NO_BLOCK);
+        let len = u16::try_from(len).unwrap_or(NO_BLOCK);
+        let RoomInBests { existing, missing } = RoomInBests::find(bests, len);
         existing
             .map(|number| Self { number, is_new: false })
-            .or_else(|| missing().map(|number| Self { number, is_new: true }))
+            .or_else(|| missing.map(|number| Self { number, is_new: true }))
+    }
+}
+
+/// What is found in the longest unused pieces of data blocks.
+#[derive(Clone, Copy, Debug, Default)]
+struct RoomInBests {
+    /// The first block with room.
+    existing: Option<usize>,
+    /// The first one that is not there, among those in front of that.
+    missing: Option<usize>,
+}
+
+impl RoomInBests {
+    fn find(bests: &[U16], len: u16) -> Self {
+        const ROW: usize = 64;
+        let mut missing = None;
+        for (row, start) in bests.chunks(ROW).zip((0..).step_by(ROW)) {
+            // Most rows of a large directory are full, and are passed over without a branch for
+            // each block. NO_BLOCK is longer than any piece.
+            if !row.iter().fold(false, |found, best| found | (best.get() >= len)) {
+                continue;
+            }
+            for (best, number) in row.iter().zip(start..) {
+                match best.get() {
+                    NO_BLOCK => missing = missing.or(Some(number)),
+                    best if best >= len => return Self { existing: Some(number), missing },
+                    _ => {}
+                }
+            }
+        }
+        Self { existing: None, missing }
     }
 }
 
@@ -57,23 +87,30 @@ impl ChangedDirectory<'_, '_> {
         self.geometry().dir_block_size() - DATA.header_len(self.geometry())
     }
 
-    /// The data block at `at`.
-    pub(super) fn data_block(&mut self, at: FileBlock) -> Result<Vec<u8>> {
-        let bytes = self.blocks.read(at)?;
-        if DaKind::of_directory(self.geometry(), &bytes) == Some(DATA) {
-            return Ok(bytes);
+    /// The place on the device of the data block at `at`. Locks it.
+    pub(super) fn data_block(&mut self, at: FileBlock) -> Result<BasicBlock> {
+        let place = self.blocks.hold(at)?;
+        if DaKind::of_directory(self.geometry(), self.blocks.bytes(place)?) == Some(DATA) {
+            return Ok(place);
         }
         Err(self.blocks.damaged(format!("block {at} is in the place of one with entries")))
     }
 
-    /// The block of the index at `at`; `None` when it is not there.
-    pub(super) fn index_block(&mut self, at: FileBlock) -> Result<Option<Vec<u8>>> {
-        let found = self.blocks.find_block(at)?;
-        let kind = found.as_ref().map(|bytes| DaKind::of_directory(self.geometry(), bytes));
-        if kind.is_some_and(|kind| kind != Some(DaKind::DirFree)) {
+    /// The place on the device of the block of the index at `at`, which is locked; `None` when the
+    /// block is not there.
+    pub(super) fn index_block(&mut self, at: FileBlock) -> Result<Option<BasicBlock>> {
+        let Some(place) = self.blocks.find_held(at)? else { return Ok(None) };
+        let bytes = self.blocks.bytes(place)?;
+        if DaKind::of_directory(self.geometry(), bytes) != Some(DaKind::DirFree) {
             return Err(self.blocks.damaged(format!("block {at} is in the place of the index")));
         }
-        Ok(found)
+        Ok(Some(place))
+    }
+
+    /// The longest unused pieces that a block of the index says.
+    pub(super) fn bests_at(&self, place: BasicBlock) -> Result<&[U16]> {
+        let index = DirFree::view(self.geometry(), self.blocks.bytes(place)?);
+        index.map(|index| index.bests).map_err(malformed)
     }
 
     /// The data blocks from the first to the last one, with those between that are not there.
@@ -92,20 +129,33 @@ impl ChangedDirectory<'_, '_> {
         let most = if is_full { MOST_INDEX_BLOCKS_IF_FULL } else { MOST_INDEX_BLOCKS };
         let start = usize::try_from(hash).unwrap_or(0) % last.max(1);
         let others = (start..last).chain(0..start).take(most - 1);
+        let (dir, rooms) = (self.blocks.ino, self.blocks.t.engine().directory_rooms());
+        let len = u16::try_from(len).unwrap_or(NO_BLOCK);
         let mut new = None;
         for index in others.chain([last]) {
+            let full = rooms.full(dir, index, len);
+            if index < last && full >= in_one {
+                continue;
+            }
             let start = index * in_one;
             let (at, _) = free::locate(geometry, u32::try_from(start).unwrap_or(u32::MAX));
-            let Some(bytes) = self.index_block(at)? else {
+            let Some(place) = self.index_block(at)? else {
                 new = Some(start);
                 continue;
             };
-            let bests = DirFree::view(geometry, &bytes).map_err(malformed)?.bests;
-            match DataSpot::in_bests(bests, len) {
-                Some(DataSpot { number, is_new: false }) => {
-                    return Ok(DataSpot { number: start + number, is_new: false });
-                }
-                Some(DataSpot { number, .. }) => new = Some(start + number),
+            let bests = self.bests_at(place)?;
+            let full = if full <= bests.len() { full } else { 0 };
+            let RoomInBests { existing, missing } =
+                RoomInBests::find(bests.get(full..).unwrap_or_default(), len);
+            let behind = existing.map_or(bests.len(), |number| full + number);
+            if missing.is_none() && behind != full {
+                rooms.note_full(dir, index, (behind, len));
+            }
+            if existing.is_some() {
+                return Ok(DataSpot { number: start + behind, is_new: false });
+            }
+            match missing {
+                Some(number) => new = Some(start + full + number),
                 None if index < last && bests.len() < in_one => new = Some(start + bests.len()),
                 None => {}
             }
@@ -177,8 +227,8 @@ impl ChangedDirectory<'_, '_> {
     /// Proves that a data block has no entries.
     pub(super) fn prove_empty(&mut self, number: usize) -> Result<()> {
         let at = self.place_of_data(number);
-        let bytes = self.data_block(at)?;
-        let data = DirData::view(self.geometry(), &bytes).map_err(malformed)?;
+        let place = self.data_block(at)?;
+        let data = DirData::view(self.geometry(), self.blocks.bytes(place)?).map_err(malformed)?;
         if data.longest() == self.room_of_data() {
             return Ok(());
         }

@@ -284,7 +284,7 @@ impl NamedVolume {
             DirectoryForm::Block(_) => Some(DaKind::DirBlock),
             DirectoryForm::Tree => {
                 let root = directory.blocks.root();
-                let bytes = directory.blocks.read(root).unwrap();
+                let bytes = directory.blocks.copy(root).unwrap();
                 DaKind::of_directory(engine.geometry(), &bytes)
             }
         }

@@ -1,14 +1,16 @@
 //! What a fork has at a place, where it has holes, and the room that it has in the inode.
 
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 
 use offshoot_vfs::Result;
-use offshoot_xfs_format::btree::XfsForkRoot;
+use offshoot_xfs_format::btree::{XfsForkRoot, XfsTree};
 use offshoot_xfs_format::record::{XfsExtent, XfsExtentItem};
 use offshoot_xfs_format::{FileBlock, Ino};
 
 use super::{ForkRecords, ForkTree, edit, end, part};
+use crate::btree::ForkSearch;
 use crate::btree::edit::{XfsEditRoot, XfsTreeEdit};
+use crate::buffer::{BufferRole, DiskRun};
 use crate::trans::{ChangedFork, ForkName, XfsTransaction};
 
 /// What `look` finds in the records of a fork.
@@ -39,8 +41,43 @@ pub(crate) fn mapped(
     fork: ForkName,
     at: FileBlock,
 ) -> Result<Option<XfsExtent>> {
+    if let Some(extent) = find_mapped(t, ino, fork, at)? {
+        return Ok(Some(extent));
+    }
     let found = next_mapped(t, ino, fork, at)?;
     Ok(found.filter(|extent| extent.offset <= at))
+}
+
+/// The same without a copy of the list or of the root. `None` also where something is odd: a
+/// search with a cursor says what.
+fn find_mapped(
+    t: &mut XfsTransaction<'_>,
+    ino: Ino,
+    fork: ForkName,
+    at: FileBlock,
+) -> Result<Option<XfsExtent>> {
+    let has_block = |extent: &XfsExtent| (extent.offset.0..end(extent)).contains(&at.0);
+    let mut search = match t.inode(ino)?.fork(fork) {
+        Some(ChangedFork::Extents(items)) => {
+            let behind = items.partition_point(|item| item.get().offset <= at);
+            let found = behind.checked_sub(1).and_then(|index| items.get(index));
+            return Ok(found.map(|item| item.get()).filter(has_block));
+        }
+        Some(ChangedFork::Btree(root)) => ForkSearch::new(root, at),
+        _ => None,
+    };
+    let geometry = t.geometry();
+    while let Some(step) = search {
+        let Some(place) = geometry.place_of(step.at) else { return Ok(None) };
+        let run = DiskRun { at: place, bytes: geometry.block_size() };
+        let role = BufferRole::TreeBlock(XfsTree::Extents, step.at, Some(ino));
+        search = match step.next(geometry, t.read(run, role)?) {
+            Ok(ControlFlow::Continue(step)) => Some(step),
+            Ok(ControlFlow::Break(found)) => return Ok(found.filter(has_block)),
+            Err(_) => None,
+        };
+    }
+    Ok(None)
 }
 
 /// The extent that has block `at` of a fork, or else the next one.

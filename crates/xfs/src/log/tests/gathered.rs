@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use offshoot_testkit::random::{Random, seed_of_run};
-use offshoot_vfs::Result;
+use offshoot_vfs::{Errno, Error, Result, Structure};
 use offshoot_xfs_format::Lsn;
 use offshoot_xfs_format::log::items::{CHUNK, XfsCountExtent, XfsIntent, XfsItemType};
 use offshoot_xfs_format::log::{XfsLogItem, XfsLogVector};
@@ -22,13 +22,20 @@ struct TestIntent {
     id: u64,
     ends: Option<Arc<TestIntent>>,
     is_once: bool,
+    is_unsound: bool,
     unpinned: Mutex<Vec<Option<Lsn>>>,
 }
 
 impl TestIntent {
     fn made(id: u64, ends: Option<Arc<Self>>, is_once: bool) -> Arc<Self> {
         let (state, unpinned) = (LoggedState::default(), Mutex::default());
-        Arc::new(Self { state, id, ends, is_once, unpinned })
+        Arc::new(Self { state, id, ends, is_once, is_unsound: false, unpinned })
+    }
+
+    /// One that no push lets through.
+    fn unsound(id: u64) -> Arc<Self> {
+        let (state, unpinned) = (LoggedState::default(), Mutex::default());
+        Arc::new(Self { state, id, ends: None, is_once: true, is_unsound: true, unpinned })
     }
 
     fn new(id: u64) -> Arc<Self> {
@@ -67,6 +74,13 @@ impl LoggedItem for TestIntent {
 
     fn format(&self, to: &mut XfsLogVector) {
         assert!(self.with_item(|item| item.encode(to)));
+    }
+
+    fn prove(&self) -> Result<()> {
+        if self.is_unsound {
+            return Err(Error::corrupt(Structure::DirectoryBlock, "it is not sound"));
+        }
+        Ok(())
     }
 
     fn pin(&self) {}
@@ -185,6 +199,27 @@ fn a_quiet_log_leaves_a_recovery_no_item() {
     assert_eq!(log.statistics().empty_checkpoints, empty, "it was quiet");
     assert_eq!(items_in(&volume), [0, 0]);
     log.unmount().unwrap();
+}
+
+/// The device has the contexts before it, and each later call says that writing has ended.
+#[test]
+fn nothing_of_a_context_with_an_unsound_item_is_written() {
+    let volume = TestVolume::new(600, |_| ());
+    let blocks = volume.blocks(1);
+    let log = volume.start(&XfsLogOptions::default());
+    let mut random = Random::new(5);
+    let sequence = change(&log, &blocks, &mut random).unwrap();
+    log.force(sequence).unwrap();
+    let (head, records) = (volume.ends().head, log.statistics().records);
+    change(&log, &blocks, &mut random).unwrap();
+    let sequence = commit(&log, &[TestIntent::unsound(1)]);
+    let error = log.force(sequence).unwrap_err();
+    assert!(error.to_string().contains("it is not sound"), "{error}");
+    assert_eq!((volume.ends().head, log.statistics().records), (head, records));
+    assert_eq!(items_in(&volume), [1]);
+    assert!(log.durable() < sequence);
+    assert_eq!(log.reserve(1000, 1).unwrap_err().errno(), Errno::ROFS);
+    assert_eq!(log.force_all().unwrap_err().errno(), Errno::ROFS);
 }
 
 /// xfs.md 5.3: the vectors of a block grow in at most 8 steps, and then commits allocate nothing.

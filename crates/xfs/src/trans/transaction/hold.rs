@@ -1,6 +1,5 @@
 //! What a transaction locks: headers of groups in their order, and what lies below them.
 
-use std::collections::BTreeSet;
 use std::time::Duration;
 
 use offshoot_vfs::{Errno, Error, Result, Structure};
@@ -74,15 +73,15 @@ impl<'e> XfsTransaction<'e> {
         self.buffers.contains_key(&place)
     }
 
-    /// The places of the buffers that it has locked.
-    pub(crate) fn held_buffers(&self) -> BTreeSet<BasicBlock> {
+    /// The places of the buffers that it has locked, ascending.
+    pub(crate) fn held_buffers(&self) -> Vec<BasicBlock> {
         self.buffers.keys().copied().collect()
     }
 
     /// Releases the buffers that it has locked since it had those of `before`, if it has changed
     /// none of them.
-    pub(crate) fn release_unchanged(&mut self, before: &BTreeSet<BasicBlock>) {
-        let is_new = |place: &BasicBlock| !before.contains(place);
+    pub(crate) fn release_unchanged(&mut self, before: &[BasicBlock]) {
+        let is_new = |place: &BasicBlock| before.binary_search(place).is_err();
         let has_changed = self.buffers.iter().any(|(place, held)| {
             is_new(place) && !matches!(held.content, HeldContent::Committed(_))
         });

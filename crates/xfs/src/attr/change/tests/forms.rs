@@ -50,7 +50,7 @@ impl AttributedVolume {
     fn level(&self, engine: &XfsTransactions, index: usize) -> u16 {
         let mut t = engine.begin(Kind::ChangeAttribute, BLOCKS).unwrap();
         let mut fork = ChangedXattrs::new(&mut t, self.files[index].ino);
-        let block = fork.blocks.read(ROOT).unwrap();
+        let block = fork.blocks.copy(ROOT).unwrap();
         fork.blocks.node(&block).unwrap().map_or(0, |node| node.level)
     }
 

@@ -46,7 +46,7 @@ fn index_blocks(volume: &NamedVolume, engine: &XfsTransactions) -> usize {
     let mut directory = ChangedDirectory::new(&mut t, volume.directories[0].ino).unwrap();
     let start = offshoot_xfs_format::dir::free_start(geometry).0;
     let unit = u64::from(directory.blocks.unit());
-    let mut at = |index: u64| directory.blocks.find_block(FileBlock(start + index * unit));
+    let mut at = |index: u64| directory.blocks.find_held(FileBlock(start + index * unit));
     (0..100).filter(|index| at(*index).unwrap().is_some()).count()
 }
 

@@ -47,8 +47,11 @@ fn empty_blocks(volume: &NamedVolume, engine: &XfsTransactions) -> usize {
     let geometry = engine.geometry();
     let room = directory.room_of_data();
     let mut is_empty = |number: usize| {
-        let block = directory.blocks.find_block(FileBlock(number as u64)).unwrap();
-        block.is_some_and(|block| DirData::view(geometry, &block).unwrap().longest() == room)
+        let block = directory.blocks.find_held(FileBlock(number as u64)).unwrap();
+        block.is_some_and(|place| {
+            let bytes = directory.blocks.bytes(place).unwrap();
+            DirData::view(geometry, bytes).unwrap().longest() == room
+        })
     };
     (0..200).filter(|number| is_empty(*number)).count()
 }

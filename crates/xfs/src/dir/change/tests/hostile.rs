@@ -208,7 +208,7 @@ fn a_changed_block_is_proved_before_its_commit() {
     let engine = engine(&volume.disk);
     let mut t = engine.begin(Kind::Link, 0).unwrap();
     let mut directory = ChangedDirectory::new(&mut t, volume.directories[0].ino).unwrap();
-    let mut bytes = directory.blocks.read(FileBlock(0)).unwrap();
+    let mut bytes = directory.blocks.copy(FileBlock(0)).unwrap();
     let tag = bytes.len() - 1;
     bytes[tag] ^= 1;
     directory.blocks.store(FileBlock(0), &bytes).unwrap();

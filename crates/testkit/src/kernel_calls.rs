@@ -1,4 +1,5 @@
-//! The kernel's part: random system calls on the files of an actor.
+//! The kernel's part of a game by turns: random system calls on the files of an
+//! [`Actor`](crate::model::actor::Actor).
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -7,30 +8,45 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use offshoot_testkit::random::Random;
-use offshoot_testkit::run::run;
 use rustix::fs::{FallocateFlags, IFlags, OFlags, XattrFlags};
 use rustix::io::Errno;
 
+use crate::random::Random;
+use crate::run::run;
+
 /// A source of random system calls below a directory.
-pub(crate) struct KernelCalls {
+pub struct KernelCalls {
     root: PathBuf,
+    is_xfs: bool,
     names: Vec<Vec<u8>>,
     random: Random,
 }
 
 impl KernelCalls {
-    pub(crate) fn new(root: &Path, names: Vec<Vec<u8>>, seed: u64) -> Self {
-        Self { root: root.to_owned(), names, random: Random::new(seed) }
+    /// Calls on files with these names below a directory of btrfs.
+    #[must_use]
+    pub fn new(root: &Path, names: Vec<Vec<u8>>, seed: u64) -> Self {
+        Self { root: root.to_owned(), is_xfs: false, names, random: Random::new(seed) }
+    }
+
+    /// The same for a directory of XFS. It moves ranges of files in place of what btrfs alone has.
+    #[must_use]
+    pub fn on_xfs(self) -> Self {
+        Self { is_xfs: true, ..self }
     }
 
     /// Does `count` random operations. Some fail because of what they meet.
-    pub(crate) fn act(&mut self, count: u64) {
+    ///
+    /// # Panics
+    /// When one fails for another reason, or most of them fail.
+    pub fn act(&mut self, count: u64) {
         let mut done = 0;
         for _ in 0..count {
             match self.step() {
                 Ok(()) => done += 1,
                 Err(error) if may_fail(&error) => {}
+                // Some volumes of XFS share no blocks.
+                Err(error) if self.is_xfs && is_unsupported(&error) => {}
                 Err(error) => panic!("the kernel in {}: {error}", self.root.display()),
             }
         }
@@ -101,6 +117,7 @@ impl KernelCalls {
             65..70 => self.clone_whole(),
             70..84 => self.change_names(),
             84..90 => self.attributes(),
+            90..95 if self.is_xfs => self.shift(),
             90..93 => self.make_without_cow(),
             93..95 => self.defragment(),
             95..97 => self.regular()?.sync_all(),
@@ -132,6 +149,15 @@ impl KernelCalls {
             2 => FallocateFlags::ZERO_RANGE,
             _ => FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
         };
+        Ok(rustix::fs::fallocate(&file, flags, offset, len)?)
+    }
+
+    /// Takes a range out of a file, or makes room for one in it.
+    fn shift(&mut self) -> Result<()> {
+        let file = self.regular()?;
+        let ((offset, len), is_out) = (self.range(), self.below(2) == 0);
+        let flags =
+            if is_out { FallocateFlags::COLLAPSE_RANGE } else { FallocateFlags::INSERT_RANGE };
         Ok(rustix::fs::fallocate(&file, flags, offset, len)?)
     }
 
@@ -208,6 +234,10 @@ fn open(path: &Path, is_new: bool) -> Result<File> {
     let flags = i32::try_from(flags.bits()).expect("flags of open");
     let mut options = File::options();
     options.read(true).write(true).create(is_new).truncate(false).custom_flags(flags).open(path)
+}
+
+fn is_unsupported(error: &Error) -> bool {
+    error.raw_os_error() == Some(Errno::OPNOTSUPP.raw_os_error())
 }
 
 /// The errors of random calls: names that exist or not, and files of another type or with other
