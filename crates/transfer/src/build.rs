@@ -37,17 +37,19 @@ mod unpack;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileTypeExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
+use offshoot_vfs::escape::Escaped;
 use offshoot_vfs::wildcard::Pattern;
 use offshoot_vfs::{FileSystemMut, Timestamp};
 
 use crate::copy::Manner;
 use crate::extract::{ExtractOutcome, Problems, TransferCounters, finish};
 use crate::host::{HostId, Process};
-use crate::{Result, Watcher};
+use crate::{Result, TransferFailure, Watcher};
 use builder::{BuildContext, Builder};
 pub use entry::SourceProblem;
 use entry::{Contents, Entry, EntrySink, normal_path};
@@ -55,7 +57,7 @@ pub use layers::ContainerImage;
 use measure::Measure;
 pub use measure::SourceSize;
 use tar::{ArchiveEnd, read_tar};
-use unpack::{unpack, unpack_file};
+use unpack::{Pipe, unpack, unpack_file};
 
 /// What a volume is filled from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -124,37 +126,49 @@ impl BuildSource {
         let shown = self.shown();
         match self {
             Self::Directory(path) => {
-                directory::read_directory(path, options, process, &mut EntriesOf(sink))
+                directory::read_directory(path, options, process, watcher, &mut EntriesOf(sink))
             }
-            Self::Archive(path) => {
-                let mut input = open_archive(path).map_err(|problem| problem.at(&shown))?;
+            Self::Archive(_) | Self::Stream => {
+                let input = self.open(watcher).map_err(|problem| problem.at(&shown));
                 let mut sink = Including { options, sink: &mut EntriesOf(sink) };
-                let end = read_tar(&mut *input, &shown, &mut sink)?;
-                warn_of_end(end, path, watcher);
-                Ok(())
+                let end = read_tar(&mut *input?, &shown, watcher, &mut sink)?;
+                self.look_at_end(end, watcher).map_err(|problem| problem.at(&shown))
             }
-            Self::Stream => {
-                let stdin = io::stdin().lock();
-                let mut input = unpack(stdin).map_err(|problem| problem.at(&shown))?;
-                let mut sink = Including { options, sink: &mut EntriesOf(sink) };
-                let end = read_tar(&mut *input, &shown, &mut sink)?;
-                warn_of_end(end, Path::new("standard input"), watcher);
-                Ok(())
-            }
-            Self::Container(image) => image.read(options, sink),
+            Self::Container(image) => image.read(options, watcher, sink),
         }
     }
-}
 
-fn open_archive(path: &Path) -> Result<Box<dyn unpack::ArchiveInput>, SourceProblem> {
-    let file = File::open(path)?;
-    if file.metadata()?.is_file() { unpack_file(file) } else { unpack(file) }
-}
+    /// Opens an archive, or standard input.
+    fn open<'a>(
+        &self,
+        watcher: &'a dyn Watcher,
+    ) -> Result<Box<dyn unpack::ArchiveInput + 'a>, SourceProblem> {
+        let Self::Archive(path) = self else {
+            let stdin = File::from(io::stdin().as_fd().try_clone_to_owned()?);
+            return unpack(Pipe::new(stdin, watcher), watcher);
+        };
+        let file = File::open(path)?;
+        if file.metadata()?.is_file() {
+            unpack_file(file, watcher)
+        } else {
+            unpack(Pipe::new(file, watcher), watcher)
+        }
+    }
 
-fn warn_of_end(end: ArchiveEnd, path: &Path, watcher: &dyn Watcher) {
-    if end == ArchiveEnd::Missing {
-        let path = path.display();
+    /// Refuses a stream that has no mark at its end, because the program that writes it may have
+    /// failed. In a file that is only strange, and some programs write none.
+    fn look_at_end(&self, end: ArchiveEnd, watcher: &dyn Watcher) -> Result<(), SourceProblem> {
+        if end == ArchiveEnd::Marked {
+            return Ok(());
+        }
+        if self.is_stream() {
+            let what = "the archive has no mark at its end: it was cut off".to_owned();
+            return Err(SourceProblem::Damaged(what));
+        }
+        let shown = self.shown();
+        let path = Escaped(&shown);
         watcher.warning(&format_args!("{path}: the archive has no mark at its end: is it whole?"));
+        Ok(())
     }
 }
 
@@ -172,8 +186,14 @@ pub struct BuildOptions {
     pub at: Timestamp,
     /// The latest time that a file gets; later ones become this one.
     pub latest: Option<Timestamp>,
-    /// Whom all files belong to, instead of those that the sources say.
+    /// The owner of all files, user and group, instead of those that the sources say.
     pub owner: Option<(u32, u32)>,
+    /// Whether sectors of a directory's files that are all zeros become holes, and no others do. So
+    /// the holes that the host happens to have make no difference.
+    pub finds_zeros: bool,
+    /// The longest name and value, together, of an extended attribute, if the volume has a bound of
+    /// its own. Longer ones are left out and counted.
+    pub xattr_bytes_max: Option<usize>,
     /// Files of the host that are left out: the image itself.
     pub images: Vec<HostId>,
     excluded: Manner,
@@ -183,7 +203,15 @@ impl BuildOptions {
     /// Everything is built as the sources have it, at the time `at`.
     #[must_use]
     pub fn new(at: Timestamp) -> Self {
-        Self { at, latest: None, owner: None, images: Vec::new(), excluded: Manner::plain() }
+        Self {
+            at,
+            latest: None,
+            owner: None,
+            finds_zeros: false,
+            xattr_bytes_max: None,
+            images: Vec::new(),
+            excluded: Manner::plain(),
+        }
     }
 
     /// Leaves files out whose names match the pattern, or if it has a `/`, whose paths in the
@@ -222,6 +250,12 @@ trait LayeredSink: EntrySink {
 
     /// Removes everything in the directory at `path`.
     fn clear(&mut self, path: &[u8]) -> Result;
+
+    /// Removes the file at `path`, unless it is a directory.
+    fn remove_unless_directory(&mut self, path: &[u8]) -> Result;
+
+    /// The layer ends.
+    fn end_layer(&mut self) -> Result;
 }
 
 impl LayeredSink for Builder<'_> {
@@ -232,6 +266,14 @@ impl LayeredSink for Builder<'_> {
     fn clear(&mut self, path: &[u8]) -> Result {
         Builder::clear(self, path)
     }
+
+    fn remove_unless_directory(&mut self, path: &[u8]) -> Result {
+        Builder::remove_unless_directory(self, path)
+    }
+
+    fn end_layer(&mut self) -> Result {
+        self.make_waiting_links()
+    }
 }
 
 impl LayeredSink for Measure<'_> {
@@ -241,6 +283,14 @@ impl LayeredSink for Measure<'_> {
     }
 
     fn clear(&mut self, _: &[u8]) -> Result {
+        Ok(())
+    }
+
+    fn remove_unless_directory(&mut self, _: &[u8]) -> Result {
+        Ok(())
+    }
+
+    fn end_layer(&mut self) -> Result {
         Ok(())
     }
 }
@@ -278,9 +328,17 @@ pub fn measure_sources(
 ) -> Result<SourceSize> {
     let mut measure = Measure::new(watcher);
     for input in inputs {
-        input.source.read(options, process, &Silent(watcher), &mut measure)?;
+        measure.begin_source();
+        let read = input.source.read(options, process, &Silent(watcher), &mut measure);
+        read.map_err(|failure| interrupted_or(failure, watcher))?;
     }
     Ok(measure.size)
+}
+
+/// The failure of a source, or that the user interrupted the build: then reading fails with an
+/// error that means only that.
+fn interrupted_or(failure: TransferFailure, watcher: &dyn Watcher) -> TransferFailure {
+    if watcher.is_interrupted() { TransferFailure::Interrupted } else { failure }
 }
 
 /// Fills the volume behind `fs` from its root on, one source after the other. `expected` is how
@@ -316,7 +374,7 @@ pub fn build(
         way.finish()
     });
     watcher.stop_progress();
-    built?;
+    built.map_err(|failure| interrupted_or(failure, watcher))?;
     drop(progress);
     Ok(finish(counters, problems))
 }

@@ -6,7 +6,7 @@
 
 mod arguments;
 
-use std::fs::{self, Permissions};
+use std::fs::{self, File, Permissions};
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -24,12 +24,12 @@ use offshoot_transfer::extract::ExtractOutcome;
 use offshoot_transfer::host::{Process, host_id_of_file, umask};
 use offshoot_vfs::{self as vfs, Errno, FileSystemMut, NewFile, SetAttr, Volume};
 use serde::Serialize;
-use tempfile::{NamedTempFile, TempPath};
+use tempfile::NamedTempFile;
 use uuid::Uuid;
 
 use crate::edit::{moment, source_date};
 use crate::exit::{ExitStatus, Result, VerbFailure, reported};
-use crate::interrupt;
+use crate::interrupt::{self, RemovedAtEnd};
 use crate::output::{Console, Escaped, human_size, json_name, write_line};
 use crate::verbs::btrfs::build::NewSubvolume;
 use crate::verbs::mkfs::{NewVolumeArguments, NewVolumeFormat, NewVolumeOptions, usage};
@@ -83,17 +83,16 @@ pub(super) fn run(
     let made = NewVolumeOptions::of(&arguments.volume, owner, false)?;
     let image = ImagePath::of(&arguments.image, arguments.force)?;
     interrupt::watch(console)?;
-    let permissions = 0o666 & !umask();
     let process = Process::prepare()?;
     let mut options = BuildOptions::new(moment()?);
     options.latest = source_date()?;
+    options.finds_zeros = options.latest.is_some();
     options.owner = arguments.owner;
     for pattern in &arguments.exclude {
         options.exclude(pattern.as_bytes());
     }
     options.images.extend(host_id_of_file(&image.path));
-    let run =
-        BuildRun { arguments, inputs, subvolumes, made, image, permissions, process, console };
+    let run = BuildRun { arguments, inputs, subvolumes, made, image, process, console };
     let (mut size_bytes, expected) = if let Some(bytes) = arguments.size {
         (bytes, run.expected(&options)?)
     } else {
@@ -133,9 +132,10 @@ fn require_measurable(arguments: &BuildArguments, inputs: &[BuildInput]) -> Resu
     Ok(())
 }
 
-/// Whether the volume was too small.
+/// Whether the volume was too small. A full disk of the host is an error of a device, and a larger
+/// volume does not help against it.
 fn is_full(failure: &VerbFailure) -> bool {
-    matches!(failure, VerbFailure::Volume(error) if error.errno() == Errno::NOSPC)
+    matches!(failure, VerbFailure::Volume(vfs::Error::Posix { errno: Errno::NOSPC, .. }))
 }
 
 fn size_for(size: &SourceSize, arguments: &NewVolumeArguments) -> u64 {
@@ -153,11 +153,14 @@ struct ImagePath {
     directory: PathBuf,
     /// An image that is there is replaced.
     is_replaced: bool,
+    /// The permissions of the image: those of the one that is replaced, or those of a new file.
+    permissions: u32,
 }
 
 impl ImagePath {
     fn of(path: &Path, is_forced: bool) -> Result<Self> {
         let failed = |error| VerbFailure::Host(path.display().to_string(), error);
+        let mut permissions = 0o666 & !umask();
         let path = match fs::canonicalize(path) {
             Ok(existing) => {
                 if !existing.is_file() {
@@ -169,6 +172,7 @@ impl ImagePath {
                     let message = "it exists already; --force replaces it";
                     return Err(VerbFailure::Refused(format!("{}: {message}", path.display())));
                 }
+                permissions = existing.metadata().map_err(failed)?.mode() & 0o777;
                 existing
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => path.to_path_buf(),
@@ -176,30 +180,41 @@ impl ImagePath {
         };
         let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
         let directory = directory.unwrap_or(Path::new(".")).to_path_buf();
-        Ok(Self { path, directory, is_replaced: is_forced })
+        Ok(Self { path, directory, is_replaced: is_forced, permissions })
     }
 
     fn failed(&self, error: io::Error) -> VerbFailure {
         VerbFailure::Host(self.path.display().to_string(), error)
     }
 
-    /// A new file beside the image, which goes when it is dropped.
-    fn temporary(&self, permissions: u32) -> Result<TempPath> {
-        let file = tempfile::Builder::new()
-            .prefix(".offshoot-build-")
-            .permissions(Permissions::from_mode(permissions))
-            .tempfile_in(&self.directory);
-        file.map(NamedTempFile::into_temp_path).map_err(|error| self.failed(error))
+    /// A new file beside the image, which goes when it is dropped. Only its owner may read it before
+    /// it is the image.
+    fn temporary(&self) -> Result<RemovedAtEnd> {
+        let file = tempfile::Builder::new().prefix(".offshoot-build-").tempfile_in(&self.directory);
+        let path = file.map(NamedTempFile::into_temp_path).map_err(|error| self.failed(error))?;
+        Ok(interrupt::remove_at_end(path))
     }
 
-    /// Gives `temporary` the name of the image.
-    fn take(&self, temporary: TempPath) -> Result {
-        let taken = if self.is_replaced {
-            temporary.persist(&self.path)
-        } else {
-            temporary.persist_noclobber(&self.path)
-        };
-        taken.map_err(|failure| self.failed(failure.error))
+    /// Gives `temporary` the name of the image, and makes that durable.
+    fn take(&self, temporary: RemovedAtEnd) -> Result {
+        let taken = temporary.take(|temporary| {
+            let file = File::open(&temporary)?;
+            file.set_permissions(Permissions::from_mode(self.permissions))?;
+            // Its data is durable already; its permissions are not.
+            file.sync_all()?;
+            let taken = if self.is_replaced {
+                temporary.persist(&self.path)
+            } else {
+                temporary.persist_noclobber(&self.path)
+            };
+            taken.map_err(|failure| failure.error)?;
+            match File::open(&self.directory)?.sync_all() {
+                // Some filesystems cannot sync a directory. They make names durable themselves.
+                Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(()),
+                synced => synced,
+            }
+        });
+        taken.map_err(|error| self.failed(error))
     }
 }
 
@@ -210,7 +225,6 @@ struct BuildRun<'a> {
     subvolumes: Vec<NewSubvolume>,
     made: NewVolumeOptions,
     image: ImagePath,
-    permissions: u32,
     process: Process,
     console: &'a Arc<Console>,
 }
@@ -239,9 +253,9 @@ impl BuildRun<'_> {
         options: &mut BuildOptions,
         expected: Option<u64>,
     ) -> Result<BuiltImage> {
-        let temporary = self.image.temporary(self.permissions)?;
-        options.images.extend(host_id_of_file(&temporary));
-        let device = FileDevice::create(&temporary, size_bytes);
+        let temporary = self.image.temporary()?;
+        options.images.extend(host_id_of_file(temporary.path()));
+        let device = FileDevice::create(temporary.path(), size_bytes);
         let device: Arc<dyn BlockDevice> =
             Arc::new(device.map_err(|error| self.image.failed(error))?);
         let uuid = self.made.make(std::slice::from_ref(&device)).map_err(usage)?;
@@ -252,10 +266,11 @@ impl BuildRun<'_> {
             }
             NewVolumeFormat::Xfs => xfs::build::open_new(device, self.console),
         }?;
+        options.xattr_bytes_max = fresh.btrfs.as_ref().map(btrfs::build::xattr_bytes_max);
         let outcome = self.fill(&fresh, options, expected);
         let outcome = outcome.map_err(|failure| self.ended(failure))?;
         Self::close(fresh)?;
-        let metadata = fs::metadata(&temporary).map_err(|error| self.image.failed(error))?;
+        let metadata = fs::metadata(temporary.path()).map_err(|error| self.image.failed(error))?;
         if interrupt::is_interrupted() {
             return Err(self.ended(TransferFailure::Interrupted));
         }

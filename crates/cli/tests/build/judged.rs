@@ -24,6 +24,7 @@ on_both!(
     an_extraction_is_built_again,
     an_unprivileged_user_builds_an_image_of_root,
     several_sources_become_one_tree,
+    layers_of_a_container_image,
 );
 
 /// One of everything that both formats take.
@@ -311,4 +312,149 @@ fn several_sources_become_one_tree() {
     assert_eq!((owner.uid(), owner.gid()), (7, 8));
     let mode = fs::metadata(path("v.img")).expect("an image").mode();
     assert_eq!(mode & 0o133, 0, "{mode:o}");
+}
+
+/// Layers in the layout of OCI, packed and not, with whiteouts of every kind.
+fn layers_of_a_container_image() {
+    const MAKE: &str = r"
+import gzip, hashlib, io, json, os, tarfile
+os.makedirs('oci/blobs/sha256')
+def blob(data):
+    digest = hashlib.sha256(data).hexdigest()
+    open('oci/blobs/sha256/' + digest, 'wb').write(data)
+    return {'digest': 'sha256:' + digest, 'size': len(data)}
+layers, unpacked = [], []
+def layer(*entries):
+    out = io.BytesIO()
+    tar = tarfile.open(fileobj=out, mode='w')
+    for name, what in entries:
+        info = tarfile.TarInfo(name)
+        info.mtime = 1000000000
+        kind, data = what[0], what[1:].encode()
+        info.type = {'f': tarfile.REGTYPE, 'd': tarfile.DIRTYPE, 's': tarfile.SYMTYPE,
+                     'l': tarfile.LNKTYPE}[kind]
+        info.mode = 0o755 if kind == 'd' else 0o640
+        if kind == 'f':
+            info.size = len(data)
+        else:
+            info.linkname = what[1:]
+        tar.addfile(info, io.BytesIO(data) if kind == 'f' else None)
+    tar.close()
+    data = out.getvalue()
+    unpacked.append('sha256:' + hashlib.sha256(data).hexdigest())
+    layers.append(blob(gzip.compress(data) if len(layers) % 2 else data))
+layer(('etc/', 'd'), ('etc/a', 'fa of 1'), ('etc/b', 'fb of 1'), ('opaque/x', 'fx'),
+      ('gone/deep/z', 'fz'), ('lib', 'susr/lib'), ('usr/lib/kept', 'fkept'),
+      ('usr/lib/sub/kept', 'fkept'), ('early', 'lfile'), ('file', 'ffile'), ('bin', 'susr/bin'))
+layer(('etc/.wh.a', 'f'), ('etc/b', 'fb of 2'), ('opaque/new', 'fnew'), ('opaque/.wh..wh..opq', 'f'),
+      ('.wh.gone', 'f'), ('lib/', 'd'), ('lib/.wh..wh..opq', 'f'), ('lib/sub/.wh.kept', 'f'),
+      ('lib/own', 'fown'), ('.wh.early', 'f'))
+layer(('etc/a', 'fa of 3'), ('bin/sh', 'fsh'), ('hard', 'lusr/bin/sh'))
+config = blob(json.dumps({'rootfs': {'type': 'layers', 'diff_ids': unpacked}}).encode())
+manifest = blob(json.dumps({'config': config, 'layers': layers}).encode())
+json.dump({'schemaVersion': 2, 'manifests': [manifest]}, open('oci/index.json', 'w'))
+";
+    let Some(judges) = Judges::require() else { return };
+    let dir = scratch_dir();
+    let made = command("python3").args(["-c", MAKE]).current_dir(dir.path()).status();
+    assert!(made.expect("python3 starts").success());
+    run(
+        "tar",
+        &[
+            "-C".as_ref(),
+            dir.path().join("oci").as_os_str(),
+            "-cf".as_ref(),
+            dir.path().join("oci.tar").as_os_str(),
+            "blobs".as_ref(),
+            "index.json".as_ref(),
+        ],
+    );
+    for source in ["oci:oci", "oci-archive:oci.tar"] {
+        assert_eq!(build(dir.path(), &["--from".as_ref(), source.as_ref()]), "");
+        check(&judges, &dir.path().join("v.img"));
+        let mount = judges.mount(&dir.path().join("v.img"));
+        let path = |name: &str| mount.path.join(name);
+        for (name, text) in [
+            ("etc/a", "a of 3"),
+            ("etc/b", "b of 2"),
+            ("opaque/new", "new"),
+            ("usr/lib/kept", "kept"),
+            ("usr/lib/sub/kept", "kept"),
+            ("lib/own", "own"),
+            ("file", "file"),
+            ("usr/bin/sh", "sh"),
+        ] {
+            assert_eq!(fs::read_to_string(path(name)).expect(name), text, "{source}: {name}");
+        }
+        for gone in ["opaque/x", "gone", "lib/kept", "early", "lib/.wh..wh..opq"] {
+            assert!(fs::symlink_metadata(path(gone)).is_err(), "{source}: {gone}");
+        }
+        assert!(path("lib").symlink_metadata().expect("it is there").is_dir());
+        assert!(path("bin").symlink_metadata().expect("it is there").is_symlink());
+        let metadata = |name: &str| fs::metadata(path(name)).expect("it is there");
+        assert_eq!(metadata("hard").ino(), metadata("usr/bin/sh").ino());
+        assert_eq!((metadata("etc").mode(), metadata("etc").mtime()), (0o040_755, 1_000_000_000));
+    }
+}
+
+/// Random bytes, which no compression makes smaller.
+fn noise(path: &Path, mib: u64) {
+    let mut random = offshoot_testkit::random::Random::new(mib);
+    let mut file = fs::File::create(path).expect("a file");
+    for _ in 0..mib {
+        file.write_all(&random.bytes(1 << 20)).expect("a write");
+    }
+}
+
+/// Runs a line that succeeds, and says what could not be applied.
+#[track_caller]
+fn counts(dir: &Path, line: &str) -> String {
+    let output = offshoot(dir, &words(line));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "offshoot {line}: {said}");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// A file with names in two subvolumes is measured once, and stored twice: the volume turns out too
+/// small, and is built again.
+#[test]
+fn a_volume_that_was_estimated_too_small_grows() {
+    let Some(judges) = Judges::require() else { return };
+    let dir = scratch_dir();
+    let top = dir.path().join("top");
+    fs::create_dir_all(top.join("sub")).expect("directories");
+    noise(&top.join("a"), 200);
+    // The names alternate between the subvolumes.
+    for name in ["sub/b", "sub/c", "sub/d", "z"] {
+        fs::hard_link(top.join("a"), top.join(name)).expect("a link");
+    }
+    let shown = counts(dir.path(), "build v.img --from top --subvolume /sub --json");
+    assert!(shown.contains("\"kind\":\"hard_link\",\"count\":1,"), "{shown}");
+    check(&judges, &dir.path().join("v.img"));
+    let size = fs::metadata(dir.path().join("v.img")).expect("an image").len();
+    assert!(size > 500 << 20, "{size}");
+    let mount = judges.mount(&dir.path().join("v.img"));
+    let metadata = |name: &str| fs::metadata(mount.path.join(name)).expect("it is there");
+    assert_eq!((metadata("a").nlink(), metadata("sub/b").nlink()), (2, 3));
+}
+
+/// One that does not fit a tree block is left out and counted, and the build goes on.
+#[test]
+fn an_attribute_too_large_for_btrfs_is_counted() {
+    let Some(judges) = Judges::require() else { return };
+    let dir = scratch_dir();
+    const MAKE: &str = r"
+import tarfile
+tar = tarfile.open('a.tar', 'w', format=tarfile.PAX_FORMAT)
+for name, size in (('most', 4096 - 101 - 25 - 30 - 6), ('more', 4096 - 101 - 25 - 30 - 5)):
+    info = tarfile.TarInfo(name)
+    info.pax_headers = {'SCHILY.xattr.user.a': 'v' * size}
+    tar.addfile(info)
+tar.close()
+";
+    let made = command("python3").args(["-c", MAKE]).current_dir(dir.path()).status();
+    assert!(made.expect("python3 starts").success());
+    let shown = counts(dir.path(), "build v.img --from a.tar --nodesize 4K --json");
+    assert!(shown.contains("{\"kind\":\"xattr\",\"count\":1,\"first\":\"more\""), "{shown}");
+    check(&judges, &dir.path().join("v.img"));
 }

@@ -17,7 +17,9 @@ on_both!(
     an_image_that_is_there_stays,
     hostile_archives_leave_nothing,
     a_volume_that_is_too_small,
-    nothing_is_left_after_ctrl_c,
+    nothing_is_left_after_a_signal,
+    an_image_that_is_replaced_keeps_its_permissions,
+    a_full_disk_of_the_host_ends_a_build,
 );
 
 /// The names in a directory, hidden ones too.
@@ -150,13 +152,8 @@ fn a_volume_that_is_too_small() {
     assert_eq!(names(dir.path()), ["a.tar", "large"]);
 }
 
-fn nothing_is_left_after_ctrl_c() {
-    let dir = scratch_dir();
-    let line = format!("build v.img --from - --size 2G --format {}", format_name());
-    let mut command = program(dir.path());
-    command.args(words(&line)).stdin(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = command.spawn().expect("it starts");
-    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).expect("a process");
+/// The header of an archive with one file of 1 GiB.
+fn large_header() -> Vec<u8> {
     let mut header = vec![0; 512];
     header[..5].copy_from_slice(b"large");
     header[100..107].copy_from_slice(b"0000644");
@@ -165,22 +162,88 @@ fn nothing_is_left_after_ctrl_c() {
     header[156] = b'0';
     let sum: u32 = header.iter().map(|&byte| u32::from(byte)).sum();
     header[148..155].copy_from_slice(format!("{sum:06o}\0").as_bytes());
-    let mut input = child.stdin.take().expect("a pipe");
-    input.write_all(&header).expect("it reads");
-    let is_begun = || names(dir.path()).iter().any(|name| name.starts_with(".offshoot-build-"));
-    let piece = vec![b'x'; 1 << 20];
-    while !is_begun() {
-        std::thread::sleep(Duration::from_millis(5));
+    header
+}
+
+/// The first signal ends a build in order, also one that waits for its pipe. The second ends it at
+/// once.
+fn nothing_is_left_after_a_signal() {
+    for (signals, goes_on) in [
+        (&[Signal::INT][..], true),
+        (&[Signal::TERM], false),
+        (&[Signal::HUP], false),
+        (&[Signal::INT, Signal::INT], false),
+    ] {
+        let dir = scratch_dir();
+        let line = format!("build v.img --from - --size 2G --format {}", format_name());
+        let mut command = program(dir.path());
+        command.args(words(&line)).stdin(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().expect("it starts");
+        let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).expect("a process");
+        let mut input = child.stdin.take().expect("a pipe");
+        input.write_all(&large_header()).expect("it reads");
+        let is_begun = || names(dir.path()).iter().any(|name| name.starts_with(".offshoot-build-"));
+        let piece = vec![b'x'; 1 << 20];
+        while !is_begun() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        input.write_all(&piece).expect("it reads");
+        for &signal in signals {
+            kill_process(pid, signal).expect("it runs");
+        }
+        while goes_on && input.write_all(&piece).is_ok() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let output = child.wait_with_output().expect("it ends");
+        drop(input);
+        let said = String::from_utf8_lossy(&output.stderr);
+        // Two signals of one number may become one.
+        if output.status.code().is_some() || signals.len() == 1 {
+            assert_eq!(output.status.code(), Some(1), "{signals:?}: {said}");
+            assert!(said.contains("interrupted: v.img was not made"), "{signals:?}: {said}");
+        }
+        assert_eq!(names(dir.path()), Vec::<String>::new(), "{signals:?}: {said}");
     }
-    input.write_all(&piece).expect("it reads");
-    kill_process(pid, Signal::INT).expect("it runs");
-    // It looks for the signal between two pieces.
-    while input.write_all(&piece).is_ok() {
-        std::thread::sleep(Duration::from_millis(1));
+}
+
+fn an_image_that_is_replaced_keeps_its_permissions() {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = scratch_dir();
+    fs::create_dir(dir.path().join("d")).expect("a directory");
+    let image = dir.path().join("v.img");
+    let mode = || fs::metadata(&image).expect("an image").permissions().mode() & 0o7777;
+    let line = format!("build v.img --from d --format {} --force", format_name());
+    does(dir.path(), &line);
+    let usual = mode();
+    for kept in [0o600, 0o666] {
+        fs::set_permissions(&image, fs::Permissions::from_mode(kept)).expect("a mode");
+        does(dir.path(), &line);
+        assert_eq!(mode(), kept);
     }
-    let output = child.wait_with_output().expect("it ends");
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains("interrupted: v.img was not made"), "{said}");
-    assert_eq!(names(dir.path()), Vec::<String>::new());
+    fs::remove_file(&image).expect("it goes");
+    does(dir.path(), &line);
+    assert_eq!(mode(), usual);
+}
+
+/// A larger volume does not help against a full disk, so the build is not repeated.
+fn a_full_disk_of_the_host_ends_a_build() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let dir = scratch_dir();
+    let source = scratch_dir();
+    fs::write(source.path().join("f"), vec![b'x'; 100 << 20]).expect("a file");
+    let size = Some(c"size=64m");
+    rustix::mount::mount("small", dir.path(), "tmpfs", rustix::mount::MountFlags::empty(), size)
+        .expect("a tmpfs");
+    let format = format_name();
+    let line = format!("build v.img --from {} --format {format}", source.path().display());
+    let begin = std::time::Instant::now();
+    let said = fails(dir.path(), &line, 1);
+    let left = names(dir.path());
+    let once = begin.elapsed();
+    rustix::mount::unmount(dir.path(), rustix::mount::UnmountFlags::DETACH).expect("it goes");
+    assert!(said.contains("No space left on device"), "{said}");
+    assert_eq!(left, Vec::<String>::new());
+    assert!(once < Duration::from_secs(60), "{once:?}");
 }

@@ -6,10 +6,6 @@
 
 use offshoot_vfs::acl::Acl;
 
-/// Why a text is no list.
-pub(super) const NOT_A_LIST: &str = "an access control list that is none, or that names its users \
-                                     by names and not by numbers";
-
 /// The list that `text` is, as the value of an extended attribute.
 pub(super) fn acl_value(text: &[u8]) -> Option<Vec<u8>> {
     let text = std::str::from_utf8(text).ok()?;

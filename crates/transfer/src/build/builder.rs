@@ -15,9 +15,11 @@
 //! the path of a file already is replaced, but for a directory by a directory: that gets the new
 //! attributes, and keeps what is in it.
 //!
-//! A hard link to a file that has not come yet waits until the source ends.
+//! A hard link to a file that has not come yet waits until the source ends, or the layer. Then each
+//! is made, or waits for the one name that its way to the file lacks. Making that name wakes it. So
+//! a chain of links takes time in proportion to its length, in whatever order it comes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::ControlFlow;
 use std::sync::atomic::Ordering;
 
@@ -28,11 +30,10 @@ use offshoot_vfs::{
     SafeName, SetAttr, SetTime, Timestamp, XattrMode,
 };
 
-use super::acl::NOT_A_LIST;
 use super::entry::{Contents, Entry, EntryKind, EntrySink, PIECE_BYTES, SourceProblem, split_path};
 use super::{BuildOptions, tar::UNREADABLE_ACL};
 use crate::copy::is_refusal;
-use crate::extract::{KnownLink, LinkName, LinkTable, Problems, TransferCounters, Unapplied};
+use crate::extract::{LinkName, LinkTable, Problems, TransferCounters, Unapplied};
 use crate::xattrs::held_xattrs;
 use crate::{Result, TransferFailure, TransferProgress};
 
@@ -41,6 +42,9 @@ const LINKS_MAX: u32 = 40;
 
 /// How much memory the paths of hard links may take that wait for their files.
 const WAITING_BYTES_MAX: usize = 64 << 20;
+
+/// How many names of a directory that is being emptied are in memory.
+const EMPTIED_NAMES: usize = 256;
 
 /// What a waiting hard link takes beside its paths.
 const WAITING_EACH_BYTES: usize = 128;
@@ -57,6 +61,49 @@ struct Level {
     mtime: Timestamp,
     /// What was made in it gave it other times.
     is_changed: bool,
+}
+
+/// Whether there is a way to a place.
+enum Way {
+    /// There is.
+    Found,
+    /// This directory lacks this name, or has no directory there.
+    Lacks(FileId, Vec<u8>),
+}
+
+/// A hard link that waits.
+struct WaitingLink {
+    path: Vec<u8>,
+    target: Vec<u8>,
+}
+
+/// Hard links while they are made that waited.
+#[derive(Default)]
+struct WokenLinks {
+    /// Those that wait for a name in a directory.
+    waiting: BTreeMap<(FileId, Vec<u8>), Vec<WaitingLink>>,
+    /// Those to try next.
+    ready: VecDeque<WaitingLink>,
+}
+
+impl WokenLinks {
+    /// The directory has this name now.
+    fn wake(&mut self, dir: FileId, name: &[u8]) {
+        if !self.waiting.is_empty()
+            && let Some(woken) = self.waiting.remove(&(dir, name.to_vec()))
+        {
+            self.ready.extend(woken);
+        }
+    }
+}
+
+/// A directory that is being emptied.
+struct EmptiedDirectory {
+    file: FileId,
+    /// Its name in the one before.
+    name: Vec<u8>,
+    /// Everything up to here is removed.
+    cookie: u64,
 }
 
 /// What builds of several sources have in common.
@@ -79,6 +126,7 @@ pub(super) struct Builder<'a> {
     /// Hard links that wait for their files: path, and path of the file.
     waiting: BTreeMap<Vec<u8>, Vec<u8>>,
     waiting_bytes: usize,
+    woken: WokenLinks,
     buf: Vec<u8>,
 }
 
@@ -99,6 +147,7 @@ impl<'a> Builder<'a> {
             links: LinkTable::default(),
             waiting: BTreeMap::new(),
             waiting_bytes: 0,
+            woken: WokenLinks::default(),
             buf: vec![0; PIECE_BYTES],
         })
     }
@@ -112,45 +161,68 @@ impl<'a> Builder<'a> {
     /// Ends the source: makes the hard links that waited, and gives the open directories their
     /// times.
     pub(super) fn finish(mut self) -> Result {
-        let mut waiting = std::mem::take(&mut self.waiting);
-        // One link may be the target of another.
-        loop {
-            let before = waiting.len();
-            for (path, target) in std::mem::take(&mut waiting) {
-                if !self.link(&path, &target)? {
-                    waiting.insert(path, target);
-                }
-            }
-            if waiting.is_empty() || waiting.len() == before {
-                break;
-            }
-        }
-        if let Some((path, target)) = waiting.first_key_value() {
-            let what = format!("it is a hard link to {}, which is not there", Escaped(target));
-            return Err(SourceProblem::Refused(what).at(path));
-        }
+        self.make_waiting_links()?;
         self.leave(0)
+    }
+
+    /// Makes the hard links that waited.
+    pub(super) fn make_waiting_links(&mut self) -> Result {
+        let waiting = std::mem::take(&mut self.waiting);
+        self.waiting_bytes = 0;
+        let links = waiting.into_iter().map(|(path, target)| WaitingLink { path, target });
+        self.woken = WokenLinks { ready: links.collect(), ..WokenLinks::default() };
+        while let Some(link) = self.woken.ready.pop_front() {
+            self.require_not_interrupted()?;
+            if let Way::Lacks(dir, name) = self.link(&link.path, &link.target)? {
+                self.woken.waiting.entry((dir, name)).or_default().push(link);
+            }
+        }
+        let left = self.woken.waiting.values().flatten();
+        if let Some(link) = left.min_by(|one, other| one.path.cmp(&other.path)) {
+            let target = Escaped(&link.target);
+            let what = format!("it is a hard link to {target}, which is not there");
+            return Err(SourceProblem::Refused(what).at(&link.path));
+        }
+        Ok(())
     }
 
     /// Removes what is at `path`, if anything is.
     pub(super) fn remove(&mut self, path: &[u8]) -> Result {
         let (parent, name) = split_path(path);
-        if !self.enter(parent, false)? {
+        if let Way::Lacks(..) = self.enter(parent, false)? {
             return Ok(());
         }
         let place = EntryPlace { dir: self.here()?.file, name };
         self.touch_here();
-        self.remove_place(place).map_err(|error| at(error, path))
+        self.remove_place(place).map_err(|failure| failure.at(path))
     }
 
-    /// Removes what is in the directory at `path`, if there is one.
-    pub(super) fn clear(&mut self, path: &[u8]) -> Result {
-        if !self.enter(path, false)? {
+    /// Removes what is at `path`, unless it is a directory.
+    pub(super) fn remove_unless_directory(&mut self, path: &[u8]) -> Result {
+        let (parent, name) = split_path(path);
+        if path.is_empty() || matches!(self.enter(parent, false)?, Way::Lacks(..)) {
             return Ok(());
         }
+        if self.directory_at(name)?.is_some() {
+            return Ok(());
+        }
+        self.remove(path)
+    }
+
+    /// Removes what is in the directory at `path`, if there is one. A symbolic link there is none:
+    /// what a layer says of its directory `lib` is not about the one that a link `lib` leads to.
+    pub(super) fn clear(&mut self, path: &[u8]) -> Result {
+        let (parent, name) = split_path(path);
+        if let Way::Lacks(..) = self.enter(parent, false)? {
+            return Ok(());
+        }
+        if !path.is_empty() && self.directory_at(name)?.is_none() {
+            return Ok(());
+        }
+        self.enter(path, false)?;
         let dir = self.here()?.file;
         self.touch_here();
-        self.clear_directory(dir).map_err(|error| at(error, path))
+        self.clear_directory(dir).map_err(|failure| failure.at(path))
     }
 
     fn require_not_interrupted(&self) -> Result {
@@ -194,9 +266,8 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
-    /// Makes `path` the way. A directory that is missing is made if `makes`. Whether there is such
-    /// a way.
-    fn enter(&mut self, path: &[u8], makes: bool) -> Result<bool> {
+    /// Makes `path` the way. A directory that is missing is made if `makes`.
+    fn enter(&mut self, path: &[u8], makes: bool) -> Result<Way> {
         let names = |path: &[u8]| -> Vec<Vec<u8>> {
             let names = path.split(|&byte| byte == b'/');
             names.rev().filter(|name| !name.is_empty()).map(<[u8]>::to_vec).collect()
@@ -222,14 +293,16 @@ impl<'a> Builder<'a> {
                 Ok(file) => file,
                 Err(error) if error.errno() == Errno::NOENT => {
                     if !makes {
-                        return Ok(false);
+                        return Ok(Way::Lacks(dir, name));
                     }
                     self.touch_here();
                     let (uid, gid) = self.context.options.owner.unwrap_or((0, 0));
                     let new = self.new_file(MISSING_PERMISSIONS, uid, gid);
                     let made = self.context.fs.mkdir(place, &new);
                     self.context.counters.directories.fetch_add(1, Ordering::Relaxed);
-                    made.map_err(|error| at(error, path))?
+                    let made = made.map_err(|error| at(error, path))?;
+                    self.woken.wake(dir, &name);
+                    made
                 }
                 Err(error) => return Err(at(error, path)),
             };
@@ -252,12 +325,12 @@ impl<'a> Builder<'a> {
                     }
                     todo.extend(names(&target));
                 }
-                _ if !makes => return Ok(false),
+                _ if !makes => return Ok(Way::Lacks(dir, name)),
                 _ => return Err(at(Error::posix(Errno::NOTDIR, ""), path)),
             }
         }
         self.close_to(depth)?;
-        Ok(true)
+        Ok(Way::Found)
     }
 
     fn new_file(&self, permissions: u32, uid: u32, gid: u32) -> NewFile {
@@ -265,41 +338,53 @@ impl<'a> Builder<'a> {
     }
 
     /// Removes what is at `place`, if anything is, with everything in it.
-    fn remove_place(&self, place: EntryPlace<'_>) -> VfsResult<()> {
+    fn remove_place(&self, place: EntryPlace<'_>) -> Result<(), Removal> {
         let at = self.context.options.at;
         match self.context.fs.unlink(place, at) {
             Err(error) if error.errno() == Errno::ISDIR => {
                 let dir = self.context.fs.lookup(place.dir, place.name)?;
                 self.clear_directory(dir)?;
-                self.context.fs.rmdir(place, at)
+                Ok(self.context.fs.rmdir(place, at)?)
             }
             Err(error) if error.errno() == Errno::NOENT => Ok(()),
-            unlinked => unlinked,
+            unlinked => Ok(unlinked?),
         }
     }
 
-    /// Removes everything in a directory.
-    fn clear_directory(&self, top: FileId) -> VfsResult<()> {
+    /// Removes everything in a directory. Each name is read once: what is removed may stay in the
+    /// trees until a commit, and reading from the beginning would pass it again and again.
+    fn clear_directory(&self, top: FileId) -> Result<(), Removal> {
         let (fs, at) = (self.context.fs, self.context.options.at);
-        // Directories that are being emptied, each with its name in the one before.
-        let mut stack = vec![(top, Vec::new())];
-        while let Some((dir, _)) = stack.last() {
-            let dir = *dir;
-            let mut first = None;
-            fs.read_dir(dir, 0, &mut |entry| {
-                first = Some((entry.name.to_vec(), entry.file));
-                ControlFlow::Break(())
+        let mut stack = vec![EmptiedDirectory { file: top, name: Vec::new(), cookie: 0 }];
+        while let Some(last) = stack.last_mut() {
+            let (dir, mut batch) = (last.file, Vec::new());
+            fs.read_dir(dir, last.cookie, &mut |entry| {
+                batch.push((entry.name.to_vec(), entry.file, entry.cookie));
+                let is_last =
+                    batch.len() == EMPTIED_NAMES || entry.file_type == FileType::Directory;
+                if is_last { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
             })?;
-            if let Some((name, file)) = first {
+            let is_empty = batch.is_empty();
+            let mut inner = None;
+            for (name, file, cookie) in batch {
+                if self.context.problems.is_stopped() {
+                    return Err(Removal::Interrupted);
+                }
+                last.cookie = cookie;
                 match fs.unlink(EntryPlace { dir, name: &name }, at) {
-                    Err(error) if error.errno() == Errno::ISDIR => stack.push((file, name)),
+                    Err(error) if error.errno() == Errno::ISDIR => {
+                        inner = Some(EmptiedDirectory { file, name, cookie: 0 });
+                        break;
+                    }
                     unlinked => unlinked?,
                 }
-                continue;
             }
-            let emptied = stack.pop();
-            if let (Some((parent, _)), Some((_, name))) = (stack.last(), emptied) {
-                fs.rmdir(EntryPlace { dir: *parent, name: &name }, at)?;
+            stack.extend(inner);
+            if is_empty {
+                let emptied = stack.pop();
+                if let (Some(parent), Some(emptied)) = (stack.last(), emptied) {
+                    fs.rmdir(EntryPlace { dir: parent.file, name: &emptied.name }, at)?;
+                }
             }
         }
         Ok(())
@@ -310,19 +395,22 @@ impl<'a> Builder<'a> {
         &mut self,
         name: &[u8],
         call: impl Fn(&dyn FileSystemMut, EntryPlace<'_>) -> VfsResult<FileId>,
-    ) -> VfsResult<FileId> {
+    ) -> Result<FileId, Removal> {
         self.touch_here();
         let Some(level) = self.levels.last() else {
-            return Err(Error::posix(Errno::NOENT, "the way"));
+            return Err(Error::posix(Errno::NOENT, "the way").into());
         };
-        let place = EntryPlace { dir: level.file, name };
-        match call(self.context.fs, place) {
+        let dir = level.file;
+        let place = EntryPlace { dir, name };
+        let made = match call(self.context.fs, place) {
             Err(error) if error.errno() == Errno::EXIST => {
                 self.remove_place(place)?;
-                call(self.context.fs, place)
+                call(self.context.fs, place)?
             }
-            made => made,
-        }
+            made => made?,
+        };
+        self.woken.wake(dir, name);
+        Ok(made)
     }
 
     /// Gives a file its last attributes.
@@ -345,15 +433,20 @@ impl<'a> Builder<'a> {
     /// Sets extended attributes. Those that a volume has no place for are counted.
     fn set_xattrs(&self, file: FileId, entry: &Entry) -> Result {
         for (name, value) in &entry.xattrs {
+            let path = || entry.path.clone();
             if name == UNREADABLE_ACL {
-                self.context.problems.warning(&entry.path, &NOT_A_LIST);
+                self.context.problems.unapplied(Unapplied::TextList, path, Errno::INVAL);
+                continue;
+            }
+            let bytes = name.len() + value.len();
+            if self.context.options.xattr_bytes_max.is_some_and(|max| bytes > max) {
+                self.context.problems.unapplied(Unapplied::Xattr, path, Errno::TOOBIG);
                 continue;
             }
             let (fs, now) = (self.context.fs, self.context.options.at);
             match fs.set_xattr(file, name, value, XattrMode::Set, now) {
                 Ok(()) => {}
                 Err(error) if is_refusal(&error) => {
-                    let path = || entry.path.clone();
                     self.context.problems.unapplied(Unapplied::Xattr, path, error.errno());
                 }
                 Err(error) => return Err(at(error, &entry.path)),
@@ -377,7 +470,7 @@ impl<'a> Builder<'a> {
             }
             None => self
                 .make(name, |fs, place| fs.mkdir(place, &new))
-                .map_err(|error| at(error, path))?,
+                .map_err(|failure| failure.at(path))?,
         };
         self.set_xattrs(file, entry)?;
         let (atime, mtime) = self.times_of(entry);
@@ -428,8 +521,8 @@ impl<'a> Builder<'a> {
         let path = &entry.path;
         let new = self.new_file(entry.permissions, entry.uid, entry.gid);
         let (_, name) = split_path(path);
-        let file =
-            self.make(name, |fs, place| fs.create(place, &new)).map_err(|error| at(error, path))?;
+        let made = self.make(name, |fs, place| fs.create(place, &new));
+        let file = made.map_err(|failure| failure.at(path))?;
         let mut end = 0;
         while let Some((offset, len)) = contents.read_piece(&mut self.buf)? {
             self.require_not_interrupted()?;
@@ -443,40 +536,42 @@ impl<'a> Builder<'a> {
         self.finish_file(file, entry, (end < size).then_some(size))
     }
 
-    /// Gives the file at `target` the name `path`. Whether the file is there.
-    fn link(&mut self, path: &[u8], target: &[u8]) -> Result<bool> {
+    /// Gives the file at `target` the name `path`, if there is a way to the file.
+    fn link(&mut self, path: &[u8], target: &[u8]) -> Result<Way> {
         let (target_parent, target_name) = split_path(target);
-        if !self.enter(target_parent, false)? {
-            return Ok(false);
+        if let Way::Lacks(dir, name) = self.enter(target_parent, false)? {
+            return Ok(Way::Lacks(dir, name));
         }
         let (fs, dir) = (self.context.fs, self.here()?.file);
         let file = match fs.lookup(dir, target_name) {
-            Err(error) if error.errno() == Errno::NOENT => return Ok(false),
+            Err(error) if error.errno() == Errno::NOENT => {
+                return Ok(Way::Lacks(dir, target_name.to_vec()));
+            }
             found => found.map_err(|error| at(error, target))?,
         };
         let (parent, name) = split_path(path);
         self.enter(parent, true)?;
-        self.link_to(file, name).map_err(|error| at(error, path))?;
-        Ok(true)
+        self.link_to(file, name).map_err(|failure| failure.at(path))?;
+        Ok(Way::Found)
     }
 
     /// Gives `file` one more name in the directory that the way leads to.
-    fn link_to(&mut self, file: FileId, name: &[u8]) -> VfsResult<()> {
+    fn link_to(&mut self, file: FileId, name: &[u8]) -> Result<(), Removal> {
         let (fs, now) = (self.context.fs, self.context.options.at);
         let Some(level) = self.levels.last() else {
-            return Err(Error::posix(Errno::NOENT, "the way"));
+            return Err(Error::posix(Errno::NOENT, "the way").into());
         };
         // GNU tar writes a file that it was told to archive twice as a link to itself.
         let is_itself = match fs.lookup(level.file, name) {
             Ok(there) => there == file,
             Err(error) if error.errno() == Errno::NOENT => false,
-            Err(error) => return Err(error),
+            Err(error) => return Err(error.into()),
         };
         if is_itself {
             return Ok(());
         }
         if fs.attr(file)?.file_type == FileType::Directory {
-            return Err(Error::posix(Errno::INVAL, "it is a hard link to a directory"));
+            return Err(Error::posix(Errno::INVAL, "it is a hard link to a directory").into());
         }
         self.make(name, |fs, place| fs.link(file, place, now).map(|()| file))?;
         self.context.counters.files.fetch_add(1, Ordering::Relaxed);
@@ -486,7 +581,7 @@ impl<'a> Builder<'a> {
 
     /// Keeps a hard link until its file comes.
     fn wait_for(&mut self, path: Vec<u8>, target: Vec<u8>) -> Result {
-        self.waiting_bytes += path.len() + target.len() + WAITING_EACH_BYTES;
+        self.waiting_bytes += waiting_bytes(&path, &target);
         if self.waiting_bytes > WAITING_BYTES_MAX {
             let what = "too many hard links come before the files that they lead to".to_owned();
             return Err(SourceProblem::Refused(what).at(&path));
@@ -495,26 +590,63 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
+    /// Forgets the hard links that wait for the name `path`, and unless a directory comes there, for
+    /// names below it: the later of two entries with one name counts.
+    fn forget_waiting(&mut self, path: &[u8], is_directory: bool) {
+        if self.waiting.is_empty() {
+            return;
+        }
+        if let Some(target) = self.waiting.remove(path) {
+            self.waiting_bytes -= waiting_bytes(path, &target);
+        }
+        let below = [path, b"/"].concat();
+        while !is_directory
+            && let Some((inner, _)) = self.waiting.range(below.clone()..).next()
+            && inner.starts_with(&below)
+        {
+            let inner = inner.clone();
+            if let Some(target) = self.waiting.remove(&inner) {
+                self.waiting_bytes -= waiting_bytes(&inner, &target);
+            }
+        }
+    }
+
     /// Gives the name of `entry` to the file that another name of its inode became. Whether it did.
     fn link_to_known(&mut self, entry: &Entry, inode: &Attr) -> Result<bool> {
         let failed = |error: std::io::Error| {
             TransferFailure::Host("the table of hard links".to_owned(), error)
         };
         let (_, name) = split_path(&entry.path);
-        if let Some(KnownLink::Name(known)) = self.links.newest(inode).map_err(failed)? {
+        // Each subvolume has files of its own. The name of the one in this subvolume is searched,
+        // because the newest may be in another.
+        let (mut fitting, mut is_elsewhere) = (None, false);
+        let dev = self.here()?.file.dev;
+        for known in self.links.names(inode).map_err(failed)? {
+            let known = known.map_err(failed)?;
+            if known.parent.dev == dev {
+                fitting = Some(known);
+                break;
+            }
+            is_elsewhere = true;
+        }
+        let mut errno = is_elsewhere.then_some(Errno::XDEV);
+        if let Some(known) = fitting {
             let fs = self.context.fs;
             let file = fs.lookup(known.parent, &known.name);
             let file = file.map_err(|error| at(error, &entry.path))?;
             match self.link_to(file, name) {
                 Ok(()) => return Ok(true),
-                // Another subvolume, or more names than the volume gives a file: it becomes a
-                // file of its own, to which later names are given.
-                Err(error) if matches!(error.errno(), Errno::XDEV | Errno::MLINK) => {
-                    let path = || entry.path.clone();
-                    self.context.problems.unapplied(Unapplied::HardLink, path, error.errno());
+                // More names than the volume gives a file.
+                Err(Removal::Volume(error)) if error.errno() == Errno::MLINK => {
+                    errno = Some(Errno::MLINK);
                 }
-                Err(error) => return Err(at(error, &entry.path)),
+                Err(failure) => return Err(failure.at(&entry.path)),
             }
+        }
+        if let Some(errno) = errno {
+            // It becomes a file of its own, to which later names are given.
+            let path = || entry.path.clone();
+            self.context.problems.unapplied(Unapplied::HardLink, path, errno);
         }
         let known = LinkName { parent: self.here()?.file, name: SafeName::new(name)? };
         self.links.add(inode, &known).map_err(failed)?;
@@ -528,10 +660,7 @@ impl EntrySink for Builder<'_> {
         if let Some((uid, gid)) = self.context.options.owner {
             (entry.uid, entry.gid) = (uid, gid);
         }
-        if !self.waiting.is_empty() {
-            // The later of two entries with one name counts.
-            self.waiting.remove(&entry.path);
-        }
+        self.forget_waiting(&entry.path, matches!(entry.kind, EntryKind::Directory));
         if let EntryKind::Directory = entry.kind {
             return self.put_directory(&entry);
         }
@@ -540,7 +669,7 @@ impl EntrySink for Builder<'_> {
             return Err(SourceProblem::Refused(what).at(b"."));
         }
         if let EntryKind::HardLink(target) = &entry.kind {
-            if !self.link(&entry.path, target)? {
+            if let Way::Lacks(..) = self.link(&entry.path, target)? {
                 let target = target.clone();
                 self.wait_for(entry.path, target)?;
             }
@@ -562,9 +691,36 @@ impl EntrySink for Builder<'_> {
             EntryKind::Node(node) => self.make(name, |fs, place| fs.mknod(place, *node, &new)),
             EntryKind::Directory | EntryKind::HardLink(_) => return Ok(()),
         };
-        let file = made.map_err(|error| at(error, &entry.path))?;
+        let file = made.map_err(|failure| failure.at(&entry.path))?;
         self.finish_file(file, &entry, None)
     }
+}
+
+/// Why a call failed that may remove what is in its way.
+enum Removal {
+    Volume(Error),
+    Interrupted,
+}
+
+impl From<Error> for Removal {
+    fn from(error: Error) -> Self {
+        Self::Volume(error)
+    }
+}
+
+impl Removal {
+    /// The failure that this is for the file at `path`.
+    fn at(self, path: &[u8]) -> TransferFailure {
+        match self {
+            Self::Volume(error) => at(error, path),
+            Self::Interrupted => TransferFailure::Interrupted,
+        }
+    }
+}
+
+/// The memory that a waiting hard link takes, about.
+fn waiting_bytes(path: &[u8], target: &[u8]) -> usize {
+    path.len() + target.len() + WAITING_EACH_BYTES
 }
 
 fn times(atime: Timestamp, mtime: Timestamp) -> SetAttr {

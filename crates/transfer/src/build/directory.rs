@@ -5,7 +5,12 @@
 //! the order of the host does not matter; they are in memory while the walk is in the directory.
 //!
 //! The time of the last access is left out, because reading a file changes it.
+//!
+//! Which ranges of a file are holes depends on the host: one that it made room for and nobody wrote
+//! is data as long as clean pages of it are in memory. A build that must be the same everywhere
+//! makes a hole of every sector that is all zeros, and of nothing else, when it measures, too.
 
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -16,11 +21,13 @@ use rustix::fs::{self, AtFlags, Dir};
 
 use super::BuildOptions;
 use super::entry::{
-    Contents, Entry, EntryKind, EntrySink, NoContents, SourceProblem, drop_second_lists, piece_len,
+    Contents, Entry, EntryKind, EntrySink, NoContents, PIECE_BYTES, SourceProblem,
+    drop_second_lists, piece_len,
 };
+use super::measure::SECTOR;
 use crate::copy::{HostFile, Original, doing};
 use crate::host::Process;
-use crate::{Result, TransferFailure};
+use crate::{Result, TransferFailure, Watcher};
 
 /// How many files are open beside the directories on the way.
 const OTHER_DESCRIPTORS: u64 = 64;
@@ -38,6 +45,7 @@ pub(super) fn read_directory(
     top: &Path,
     options: &BuildOptions,
     process: Process,
+    watcher: &dyn Watcher,
     sink: &mut dyn EntrySink,
 ) -> Result {
     let base = top.as_os_str().as_bytes();
@@ -48,9 +56,13 @@ pub(super) fn read_directory(
     let depth_max = process.descriptors.saturating_sub(OTHER_DESCRIPTORS).max(1);
     let file = HostFile::named(top, true).map_err(|error| failed(b"", &error))?;
     let mut path = Vec::new();
+    let mut chunk = vec![0; if options.finds_zeros { PIECE_BYTES } else { 0 }];
     sink.put(entry(&file, b"").map_err(|error| failed(b"", &error))?, &mut NoContents)?;
     let mut levels = vec![HostLevel::open(file, 0).map_err(|error| failed(b"", &error))?];
     loop {
+        if watcher.is_interrupted() {
+            return Err(TransferFailure::Interrupted);
+        }
         let depth = levels.len() as u64;
         let Some(level) = levels.last_mut() else { return Ok(()) };
         let Some((name, file_type)) = level.names.next() else {
@@ -83,8 +95,14 @@ pub(super) fn read_directory(
         } else {
             let fail = |error: &Error| failed(&path, error);
             let size = file.attr().size;
-            let mut contents = HostContents { file: &file, size, at: 0, data_end: 0, fail: &fail };
-            sink.put(entry, &mut contents)?;
+            let host = HostData { file: &file, size, watcher, fail: &fail };
+            if options.finds_zeros {
+                let mut contents =
+                    NonzeroSectors { host, at: 0, chunk: &mut chunk, chunk_at: 0, len: 0 };
+                sink.put(entry, &mut contents)?;
+            } else {
+                sink.put(entry, &mut HostContents { host, at: 0, data_end: 0 })?;
+            }
         }
     }
 }
@@ -143,51 +161,124 @@ fn entry(file: &HostFile<'_>, path: &[u8]) -> VfsResult<Entry> {
     })
 }
 
-/// The data of a file of the host, where there are no holes.
-struct HostContents<'a> {
+/// A regular file of the host.
+struct HostData<'a> {
     file: &'a HostFile<'a>,
     size: u64,
-    at: u64,
-    /// The end of the data that `at` is in.
-    data_end: u64,
+    watcher: &'a dyn Watcher,
     fail: &'a dyn Fn(&Error) -> TransferFailure,
 }
 
-impl HostContents<'_> {
-    fn read(&mut self, buf: &mut [u8]) -> VfsResult<Option<(u64, usize)>> {
-        if self.at >= self.data_end {
-            let Some(data) = self.file.next_data(self.at)? else { return Ok(None) };
-            (self.at, self.data_end) = (data.start.max(self.at), data.end.min(self.size));
+impl HostData<'_> {
+    /// The first range at or after `at` that is no hole.
+    fn next_data(&self, at: u64) -> Result<Option<Range<u64>>> {
+        if self.watcher.is_interrupted() {
+            return Err(TransferFailure::Interrupted);
         }
-        if self.at >= self.data_end {
-            return Ok(None);
-        }
-        let len = piece_len(self.at, self.data_end, buf);
-        let piece = buf.get_mut(..len).unwrap_or_default();
-        if self.file.read(self.at, piece)? < len {
-            let error = std::io::Error::other("it became shorter meanwhile");
-            return Err(Error::io("reading it", error));
-        }
-        let offset = self.at;
-        self.at += len as u64;
-        Ok(Some((offset, len)))
+        let next = self.file.next_data(at).map_err(|error| (self.fail)(&error))?;
+        let cut = |data: Range<u64>| data.start.max(at)..data.end.min(self.size);
+        Ok(next.map(cut).filter(|data| !data.is_empty()))
     }
+
+    fn read(&self, at: u64, buf: &mut [u8]) -> Result {
+        let read = self.file.read(at, buf).map_err(|error| (self.fail)(&error))?;
+        if read < buf.len() {
+            let error = std::io::Error::other("it became shorter meanwhile");
+            return Err((self.fail)(&Error::io("reading it", error)));
+        }
+        Ok(())
+    }
+}
+
+/// The data of a file of the host, where there are no holes.
+struct HostContents<'a> {
+    host: HostData<'a>,
+    at: u64,
+    /// The end of the data that `at` is in.
+    data_end: u64,
 }
 
 impl Contents for HostContents<'_> {
     fn read_piece(&mut self, buf: &mut [u8]) -> Result<Option<(u64, usize)>> {
-        self.read(buf).map_err(|error| (self.fail)(&error))
+        if self.at >= self.data_end {
+            let Some(data) = self.host.next_data(self.at)? else { return Ok(None) };
+            (self.at, self.data_end) = (data.start, data.end);
+        }
+        let len = piece_len(self.at, self.data_end, buf);
+        self.host.read(self.at, buf.get_mut(..len).unwrap_or_default())?;
+        let offset = self.at;
+        self.at += len as u64;
+        Ok(Some((offset, len)))
     }
 
     fn data_bytes(&mut self) -> Result<u64> {
         let (mut at, mut bytes) = (0, 0);
-        while at < self.size {
-            let next = self.file.next_data(at).map_err(|error| (self.fail)(&error))?;
-            let Some(data) = next else { break };
-            let end = data.end.min(self.size);
-            bytes += end.saturating_sub(data.start.max(at));
-            // A file that ended meanwhile gives ranges without end.
-            at = end.max(at + 1);
+        while let Some(data) = self.host.next_data(at)? {
+            bytes += data.end - data.start;
+            at = data.end;
+        }
+        Ok(bytes)
+    }
+}
+
+/// The same without the sectors that are all zeros, whatever the host calls a hole.
+struct NonzeroSectors<'a> {
+    host: HostData<'a>,
+    /// Everything before is done.
+    at: u64,
+    /// A part of the file. It begins with a sector.
+    chunk: &'a mut [u8],
+    chunk_at: u64,
+    /// How much of the chunk is read.
+    len: usize,
+}
+
+impl NonzeroSectors<'_> {
+    /// The next run of sectors that are not all zeros, as far as it is in the chunk.
+    fn next_run(&mut self) -> Result<Option<(u64, &[u8])>> {
+        loop {
+            let start = usize::try_from(self.at - self.chunk_at).unwrap_or(usize::MAX);
+            if start >= self.len {
+                let Some(data) = self.host.next_data(self.at)? else { return Ok(None) };
+                // The host's holes may be smaller than a sector.
+                self.at = data.start / SECTOR * SECTOR;
+                let end = data.end.next_multiple_of(SECTOR).min(self.host.size);
+                self.len = piece_len(self.at, end, self.chunk);
+                self.chunk_at = self.at;
+                self.host.read(self.at, self.chunk.get_mut(..self.len).unwrap_or_default())?;
+                continue;
+            }
+            let left = self.chunk.get(start..self.len).unwrap_or_default();
+            let is_zero = |sector: &&[u8]| sector.iter().all(|&byte| byte == 0);
+            let sectors = || left.chunks(SECTOR as usize);
+            let skipped: usize = sectors().take_while(is_zero).map(<[u8]>::len).sum();
+            let run = left.get(skipped..).unwrap_or_default();
+            let sectors = run.chunks(SECTOR as usize);
+            let len: usize = sectors.take_while(|sector| !is_zero(sector)).map(<[u8]>::len).sum();
+            let offset = self.at + skipped as u64;
+            self.at = offset + len as u64;
+            if len > 0 {
+                let begin = start + skipped;
+                return Ok(Some((offset, self.chunk.get(begin..begin + len).unwrap_or_default())));
+            }
+        }
+    }
+}
+
+impl Contents for NonzeroSectors<'_> {
+    fn read_piece(&mut self, buf: &mut [u8]) -> Result<Option<(u64, usize)>> {
+        let Some((offset, run)) = self.next_run()? else { return Ok(None) };
+        // The chunk is no larger than the buffer of the builder.
+        let len = run.len().min(buf.len());
+        buf.get_mut(..len).unwrap_or_default().copy_from_slice(run.get(..len).unwrap_or_default());
+        self.at = offset + len as u64;
+        Ok(Some((offset, len)))
+    }
+
+    fn data_bytes(&mut self) -> Result<u64> {
+        let mut bytes = 0;
+        while let Some((_, run)) = self.next_run()? {
+            bytes += run.len() as u64;
         }
         Ok(bytes)
     }

@@ -9,10 +9,13 @@
 //! A layer is a tar archive. Besides the files that it adds it names those that it removes from the
 //! layers below it: an empty file `.wh.NAME` removes NAME from its directory, and `.wh..wh..opq`
 //! everything in it. These may stand before and after what the layer adds, so each layer is read
-//! twice: first what it removes, then what it adds.
+//! twice: first what it removes, then what it adds. A directory that a layer adds removes in the
+//! first reading what is no directory in its place. So a layer that makes a directory of `lib`,
+//! which was a link to `usr/lib`, and that calls it opaque, leaves `usr/lib` as it is.
 //!
-//! Every blob is compared with the digest by which it is named, and every unpacked layer with the
-//! one in the configuration of the image.
+//! Every blob whose name is its digest is compared with that, and every unpacked layer with the
+//! digest in the configuration of the image. A layer that has neither must end with the mark of an
+//! archive.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -30,19 +33,34 @@ use serde::de::DeserializeOwned;
 use sha2::{Digest, Sha256};
 
 use super::entry::{Contents, Entry, EntryKind, EntrySink, SourceProblem, normal_path, split_path};
-use super::tar::read_tar;
-use super::unpack::{ArchiveInput, unpack};
+use super::tar::{ArchiveEnd, read_tar};
+use super::unpack::{ArchiveInput, packing_of_file, require_not_interrupted, unpack};
 use super::{BuildOptions, EntriesOf, Including, LayeredSink};
-use crate::Result;
+use crate::{Result, Watcher};
 
-/// The largest manifest, index or configuration.
-const JSON_BYTES_MAX: u64 = 16 << 20;
+/// The largest manifest, index or configuration. Registries take manifests of up to 4 MiB.
+const JSON_BYTES_MAX: u64 = 4 << 20;
+
+/// The most layers of an image. Those that run as containers have up to 127.
+const LAYERS_MAX: usize = 500;
+
+/// How many names a message shows.
+const NAMES_SHOWN: usize = 20;
 
 /// The most files of an archive that holds an image.
 const MEMBERS_MAX: usize = 1 << 20;
 
+/// How much memory the names of these files may take.
+const MEMBERS_BYTES_MAX: usize = 64 << 20;
+
+/// What one of them takes beside its name.
+const MEMBER_BYTES: usize = 128;
+
 /// The most links that lead from one name in an archive to a file.
 const LINKS_MAX: usize = 8;
+
+/// What is wrong with a layer that may be cut off, and that no digest covers.
+const NO_END: &str = "the archive has no mark at its end";
 
 const WHITEOUT: &[u8] = b".wh.";
 const OPAQUE: &[u8] = b".wh..wh..opq";
@@ -93,36 +111,49 @@ impl ContainerImage {
     }
 
     /// Gives `sink` the layers, the lowest first.
-    pub(super) fn read(&self, options: &BuildOptions, sink: &mut dyn LayeredSink) -> Result {
+    pub(super) fn read(
+        &self,
+        options: &BuildOptions,
+        watcher: &dyn Watcher,
+        sink: &mut dyn LayeredSink,
+    ) -> Result {
         let shown = self.path().as_os_str().as_bytes();
-        let (blobs, layers) = self.layers().map_err(|problem| problem.at(shown))?;
+        let (blobs, layers) = self.layers(watcher).map_err(|problem| problem.at(shown))?;
         for layer in &layers {
             let place = [shown, b": ", layer.path.as_bytes()].concat();
-            layer.read(&blobs, &place, true, &mut Whiteouts { sink: &mut *sink })?;
+            let removed = LayerReading { blobs: &blobs, place: &place, watcher, verifies: true };
+            layer.read(&removed, &mut Whiteouts { options, sink: &mut *sink })?;
+            let added = LayerReading { verifies: false, ..removed };
             let mut files = Files { sink: &mut EntriesOf(&mut *sink) };
-            layer.read(&blobs, &place, false, &mut Including { options, sink: &mut files })?;
+            layer.read(&added, &mut Including { options, sink: &mut files })?;
+            sink.end_layer()?;
         }
         Ok(())
     }
 
-    fn layers(&self) -> Result<(Blobs, Vec<Layer>), SourceProblem> {
-        match self {
+    fn layers(&self, watcher: &dyn Watcher) -> Result<(Blobs, Vec<Layer>), SourceProblem> {
+        let (blobs, layers) = match self {
             Self::Oci(dir, name) => {
                 let blobs = Blobs::Directory(dir.clone());
                 let layers = oci_layers(&blobs, name.as_deref())?;
-                Ok((blobs, layers))
+                (blobs, layers)
             }
             Self::OciArchive(file) => {
-                let blobs = Blobs::in_archive(file)?;
+                let blobs = Blobs::in_archive(file, watcher)?;
                 let layers = oci_layers(&blobs, None)?;
-                Ok((blobs, layers))
+                (blobs, layers)
             }
             Self::DockerArchive(file) => {
-                let blobs = Blobs::in_archive(file)?;
+                let blobs = Blobs::in_archive(file, watcher)?;
                 let layers = docker_layers(&blobs)?;
-                Ok((blobs, layers))
+                (blobs, layers)
             }
+        };
+        if layers.len() > LAYERS_MAX {
+            let what = format!("it has {} layers, more than {LAYERS_MAX}", layers.len());
+            return Err(SourceProblem::Refused(what));
         }
+        Ok((blobs, layers))
     }
 }
 
@@ -142,13 +173,21 @@ enum Member {
 
 impl Blobs {
     /// Those in the archive at `path`.
-    fn in_archive(path: &Path) -> Result<Self, SourceProblem> {
+    fn in_archive(path: &Path, watcher: &dyn Watcher) -> Result<Self, SourceProblem> {
         let file = File::open(path)?;
+        if !file.metadata()?.is_file() {
+            let what = "it is no regular file, and its layers are read from several places";
+            return Err(SourceProblem::Refused(what.to_owned()));
+        }
+        if let Some(program) = packing_of_file(&file)?.program() {
+            let what = format!("it is packed by {program}: unpack it first");
+            return Err(SourceProblem::Refused(what));
+        }
         let position = Rc::new(Cell::new(0));
-        let mut input = Positioned { file: file.try_clone()?, position: position.clone() };
-        let mut index = MemberIndex { position, members: BTreeMap::new() };
+        let mut input = Positioned { file: file.try_clone()?, position: position.clone(), watcher };
+        let mut index = MemberIndex { position, members: BTreeMap::new(), bytes: 0 };
         let shown = path.as_os_str().as_bytes();
-        match read_tar(&mut input, shown, &mut index) {
+        match read_tar(&mut input, shown, watcher, &mut index) {
             Ok(_) => Ok(Self::Archive { file, members: index.members }),
             Err(crate::TransferFailure::Source(_, problem)) => Err(problem),
             Err(other) => Err(SourceProblem::Failed(other.to_string())),
@@ -188,7 +227,11 @@ impl Blobs {
         digest: Option<&Sha256Digest>,
     ) -> Result<T, SourceProblem> {
         let mut text = Vec::new();
-        self.open(name)?.take(JSON_BYTES_MAX).read_to_end(&mut text)?;
+        self.open(name)?.take(JSON_BYTES_MAX + 1).read_to_end(&mut text)?;
+        if text.len() as u64 > JSON_BYTES_MAX {
+            let what = format!("{} has more than 4 MiB", Escaped(name.as_bytes()));
+            return Err(SourceProblem::Refused(what));
+        }
         if digest.is_some_and(|digest| digest.0[..] != Sha256::digest(&text)[..]) {
             return Err(wrong_digest(name));
         }
@@ -204,20 +247,22 @@ fn wrong_digest(name: &str) -> SourceProblem {
 }
 
 /// A file that is read from a position that others know.
-struct Positioned {
+struct Positioned<'a> {
     file: File,
     position: Rc<Cell<u64>>,
+    watcher: &'a dyn Watcher,
 }
 
-impl Read for Positioned {
+impl Read for Positioned<'_> {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        require_not_interrupted(self.watcher)?;
         let count = self.file.read_at(buf, self.position.get())?;
         self.position.set(self.position.get() + count as u64);
         Ok(count)
     }
 }
 
-impl ArchiveInput for Positioned {
+impl ArchiveInput for Positioned<'_> {
     fn skip(&mut self, bytes: u64) -> io::Result<()> {
         let next = self.position.get().checked_add(bytes);
         self.position.set(next.ok_or(io::ErrorKind::UnexpectedEof)?);
@@ -229,6 +274,8 @@ impl ArchiveInput for Positioned {
 struct MemberIndex {
     position: Rc<Cell<u64>>,
     members: BTreeMap<Vec<u8>, Member>,
+    /// The memory that they take, about.
+    bytes: usize,
 }
 
 impl EntrySink for MemberIndex {
@@ -248,9 +295,11 @@ impl EntrySink for MemberIndex {
             }
             EntryKind::Directory | EntryKind::Node(_) => return Ok(()),
         };
-        if self.members.len() >= MEMBERS_MAX {
-            let what = format!("an image of more than {MEMBERS_MAX} files");
-            return Err(SourceProblem::Refused(what).at(&entry.path));
+        let target_len = if let Member::Link(target) = &member { target.len() } else { 0 };
+        self.bytes += entry.path.len() + target_len + MEMBER_BYTES;
+        if self.members.len() >= MEMBERS_MAX || self.bytes > MEMBERS_BYTES_MAX {
+            let what = "an archive of too many files, or of too long names, for one with an image";
+            return Err(SourceProblem::Refused(what.to_owned()).at(b""));
         }
         self.members.insert(entry.path, member);
         Ok(())
@@ -295,6 +344,12 @@ impl Sha256Digest {
         bytes.and_then(|bytes| bytes.try_into().ok()).map(Self).ok_or_else(refused)
     }
 
+    /// The digest that the name of a file in an archive is: `blobs/sha256/HEX` or `HEX.json`.
+    fn of_name(name: &str) -> Option<Self> {
+        let hex = name.strip_prefix("blobs/sha256/").or_else(|| name.strip_suffix(".json"))?;
+        Self::parse(&format!("sha256:{hex}")).ok()
+    }
+
     /// The name of its blob in a layout of OCI.
     fn blob(&self) -> String {
         use std::fmt::Write;
@@ -317,20 +372,18 @@ struct Layer {
 }
 
 impl Layer {
-    /// Gives `sink` what is in the archive. With `verifies` its digests are compared.
-    fn read(
-        &self,
-        blobs: &Blobs,
-        place: &[u8],
-        verifies: bool,
-        sink: &mut dyn EntrySink,
-    ) -> Result {
+    /// Gives `sink` what is in the archive.
+    fn read(&self, reading: &LayerReading<'_>, sink: &mut dyn EntrySink) -> Result {
+        let LayerReading { blobs, place, watcher, verifies } = *reading;
         let fail = |problem: SourceProblem| problem.at(place);
         let mut packed = Hashed::new(blobs.open(&self.path).map_err(fail)?, verifies);
         let found = {
-            let unpacked = unpack(&mut packed).map_err(fail)?;
+            let unpacked = unpack(&mut packed, watcher).map_err(fail)?;
             let mut unpacked = HashedInput(Hashed::new(unpacked, verifies));
-            read_tar(&mut unpacked, place, sink)?;
+            let end = read_tar(&mut unpacked, place, watcher, sink)?;
+            if end == ArchiveEnd::Missing && self.digest.is_none() && self.unpacked.is_none() {
+                return Err(fail(SourceProblem::Damaged(NO_END.to_owned())));
+            }
             unpacked.0.digest().map_err(|error| fail(error.into()))?
         };
         if verifies && self.unpacked.as_ref().is_some_and(|digest| *digest != found) {
@@ -342,6 +395,16 @@ impl Layer {
         }
         Ok(())
     }
+}
+
+/// How a layer is read.
+struct LayerReading<'a> {
+    blobs: &'a Blobs,
+    /// Its name for messages.
+    place: &'a [u8],
+    watcher: &'a dyn Watcher,
+    /// Whether its digests are compared.
+    verifies: bool,
 }
 
 /// What is read, and its digest.
@@ -395,11 +458,18 @@ impl ArchiveInput for HashedInput<'_> {
 
 /// Does what a layer says about those below it.
 struct Whiteouts<'a> {
+    options: &'a BuildOptions,
     sink: &'a mut dyn LayeredSink,
 }
 
 impl EntrySink for Whiteouts<'_> {
     fn put(&mut self, entry: Entry, _: &mut dyn Contents) -> Result {
+        if let EntryKind::Directory = entry.kind {
+            if self.options.leaves_out_way(&entry.path) || is_of_whiteout(&entry.path) {
+                return Ok(());
+            }
+            return self.sink.remove_unless_directory(&entry.path);
+        }
         let (dir, name) = split_path(&entry.path);
         if name == OPAQUE {
             return self.sink.clear(dir);
@@ -409,9 +479,18 @@ impl EntrySink for Whiteouts<'_> {
         if removed.is_empty() || removed.starts_with(WHITEOUT) {
             return Ok(());
         }
+        if removed == b"." {
+            let what = "a whiteout of the directory that it is in".to_owned();
+            return Err(SourceProblem::Damaged(what).at(&entry.path));
+        }
         let path = normal_path(&[dir, b"/", removed].concat());
         self.sink.remove(&path.map_err(|problem| problem.at(&entry.path))?)
     }
+}
+
+/// Whether a name of the path is that of a whiteout.
+fn is_of_whiteout(path: &[u8]) -> bool {
+    path.split(|&byte| byte == b'/').any(|name| name.starts_with(WHITEOUT))
 }
 
 /// Takes what a layer adds.
@@ -421,8 +500,7 @@ struct Files<'a> {
 
 impl EntrySink for Files<'_> {
     fn put(&mut self, entry: Entry, contents: &mut dyn Contents) -> Result {
-        let is_whiteout = |name: &[u8]| name.starts_with(WHITEOUT);
-        if entry.path.split(|&byte| byte == b'/').any(is_whiteout) {
+        if is_of_whiteout(&entry.path) {
             return Ok(());
         }
         self.sink.put(entry, contents)
@@ -501,11 +579,10 @@ fn oci_layers(blobs: &Blobs, name: Option<&str>) -> Result<Vec<Layer>, SourcePro
     let is_named = |of: &&Descriptor| {
         name.is_none_or(|name| of.annotations.get(REF_NAME).is_some_and(|own| own == name))
     };
-    let found: Vec<_> = manifests.iter().filter(is_named).cloned().collect();
+    let found: Vec<_> = manifests.iter().filter(is_named).collect();
     if found.is_empty() {
-        let names = manifests.iter().filter_map(|of| of.annotations.get(REF_NAME));
-        let names: Vec<_> = names.map(|name| Escaped(name.as_bytes()).to_string()).collect();
-        let what = format!("no image of this name is in it; there is {}", names.join(", "));
+        let names = manifests.iter().filter_map(|of| of.annotations.get(REF_NAME).cloned());
+        let what = format!("no image of this name is in it; there is {}", listed(names));
         return Err(SourceProblem::Refused(what));
     }
     let mut chosen = for_this_machine(&found)?;
@@ -513,10 +590,14 @@ fn oci_layers(blobs: &Blobs, name: Option<&str>) -> Result<Vec<Layer>, SourcePro
         let digest = Sha256Digest::parse(&chosen.digest)?;
         let Manifest { config, layers, manifests } = blobs.json(&digest.blob(), Some(&digest))?;
         if let Some(manifests) = manifests {
-            chosen = for_this_machine(&manifests)?;
+            chosen = for_this_machine(&manifests.iter().collect::<Vec<_>>())?;
             continue;
         }
-        let layers = layers.unwrap_or_default();
+        let Some(layers) = layers else {
+            let what = "its manifest is of a form without a list `layers`: an older schema, or no \
+                        manifest";
+            return Err(SourceProblem::Refused(what.to_owned()));
+        };
         let unpacked = match config {
             Some(config) => {
                 let digest = Sha256Digest::parse(&config.digest)?;
@@ -541,9 +622,9 @@ fn oci_layers(blobs: &Blobs, name: Option<&str>) -> Result<Vec<Layer>, SourcePro
 }
 
 /// The one of several images that is for this machine, or the only one.
-fn for_this_machine(images: &[Descriptor]) -> Result<Descriptor, SourceProblem> {
+fn for_this_machine(images: &[&Descriptor]) -> Result<Descriptor, SourceProblem> {
     if let [only] = images {
-        return Ok(only.clone());
+        return Ok((*only).clone());
     }
     let architecture = match std::env::consts::ARCH {
         "x86_64" => "amd64",
@@ -552,7 +633,7 @@ fn for_this_machine(images: &[Descriptor]) -> Result<Descriptor, SourceProblem> 
         "powerpc64" => "ppc64le",
         other => other,
     };
-    let is_for = |image: &&Descriptor| {
+    let is_for = |image: &&&Descriptor| {
         image
             .platform
             .as_ref()
@@ -560,20 +641,29 @@ fn for_this_machine(images: &[Descriptor]) -> Result<Descriptor, SourceProblem> 
     };
     let mut fitting = images.iter().filter(is_for);
     if let (Some(only), None) = (fitting.next(), fitting.next()) {
-        return Ok(only.clone());
+        return Ok((*only).clone());
     }
-    let name = |image: &Descriptor| {
+    let name = |image: &&Descriptor| {
         let name = image.annotations.get(REF_NAME).cloned();
         let platform = image.platform.as_ref();
         let platform = platform.map(|of| format!("{}/{}", of.os, of.architecture));
-        name.or(platform).map(|name| Escaped(name.as_bytes()).to_string())
+        name.or(platform)
     };
-    let names: Vec<_> = images.iter().filter_map(name).collect();
+    let names = listed(images.iter().filter_map(name));
     Err(SourceProblem::Refused(format!(
-        "{} images are in it, and not one of them is for this machine alone: {}",
+        "{} images are in it, and not one of them is for this machine alone: {names}",
         images.len(),
-        names.join(", ")
     )))
+}
+
+/// The first names, for a message.
+fn listed(mut names: impl Iterator<Item = String>) -> String {
+    let shown: Vec<_> = names.by_ref().take(NAMES_SHOWN).collect();
+    let mut shown: Vec<_> = shown.iter().map(|name| Escaped(name.as_bytes()).to_string()).collect();
+    if names.next().is_some() {
+        shown.push("...".to_owned());
+    }
+    shown.join(", ")
 }
 
 /// An image in an archive of `docker save`.
@@ -589,17 +679,22 @@ struct DockerImage {
 fn docker_layers(blobs: &Blobs) -> Result<Vec<Layer>, SourceProblem> {
     let images: Vec<DockerImage> = blobs.json("manifest.json", None)?;
     let [image] = &images[..] else {
-        let names = images.iter().flat_map(|image| image.repo_tags.iter().flatten());
-        let names: Vec<_> = names.map(|name| Escaped(name.as_bytes()).to_string()).collect();
-        let what = format!("{} images are in it: {}", images.len(), names.join(", "));
+        let names = images.iter().flat_map(|image| image.repo_tags.iter().flatten().cloned());
+        let what = format!("{} images are in it: {}", images.len(), listed(names));
         return Err(SourceProblem::Refused(what));
     };
     let unpacked = match &image.config {
-        Some(name) => blobs.json::<Configuration>(name, None)?.unpacked(image.layers.len())?,
+        Some(name) => {
+            let digest = Sha256Digest::of_name(name);
+            let config: Configuration = blobs.json(name, digest.as_ref())?;
+            config.unpacked(image.layers.len())?
+        }
         None => vec![None; image.layers.len()],
     };
     let layers = image.layers.iter().zip(unpacked);
-    let layer =
-        |(path, unpacked): (&String, _)| Layer { path: path.clone(), digest: None, unpacked };
+    let layer = |(path, unpacked): (&String, _)| {
+        let digest = Sha256Digest::of_name(path);
+        Layer { path: path.clone(), digest, unpacked }
+    };
     Ok(layers.map(layer).collect())
 }

@@ -1,10 +1,13 @@
 //! How much sources hold, before a volume is made for it.
 
+use offshoot_vfs::SafeName;
+
 use super::entry::{Contents, Entry, EntryKind, EntrySink};
+use crate::extract::{LinkName, LinkTable};
 use crate::{Result, TransferFailure, Watcher};
 
 /// The unit in which data is counted.
-const SECTOR: u64 = 4096;
+pub(super) const SECTOR: u64 = 4096;
 
 /// What sources hold. Files that replace others are counted, too.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -26,11 +29,34 @@ pub struct SourceSize {
 pub(super) struct Measure<'a> {
     pub(super) size: SourceSize,
     watcher: &'a dyn Watcher,
+    /// The inodes with several names whose data is counted.
+    links: LinkTable,
 }
 
 impl<'a> Measure<'a> {
     pub(super) fn new(watcher: &'a dyn Watcher) -> Self {
-        Self { size: SourceSize::default(), watcher }
+        Self { size: SourceSize::default(), watcher, links: LinkTable::default() }
+    }
+
+    /// What comes next is of another source. What that has of the same inodes becomes files of
+    /// their own.
+    pub(super) fn begin_source(&mut self) {
+        self.links = LinkTable::default();
+    }
+
+    /// Whether `entry` is one more name of a file that is counted.
+    fn is_further_name(&mut self, entry: &Entry) -> Result<bool> {
+        let Some(inode) = &entry.inode else { return Ok(false) };
+        let failed = |error: std::io::Error| {
+            TransferFailure::Host("the table of hard links".to_owned(), error)
+        };
+        if self.links.newest(inode).map_err(failed)?.is_some() {
+            return Ok(true);
+        }
+        let (_, name) = super::entry::split_path(&entry.path);
+        let known = LinkName { parent: inode.file, name: SafeName::new(name)? };
+        self.links.add(inode, &known).map_err(failed)?;
+        Ok(false)
     }
 }
 
@@ -39,12 +65,14 @@ impl EntrySink for Measure<'_> {
         if self.watcher.is_interrupted() {
             return Err(TransferFailure::Interrupted);
         }
+        let is_further_name = self.is_further_name(&entry)?;
         let size = &mut self.size;
         size.entries += 1;
         let xattrs: usize = entry.xattrs.iter().map(|(name, value)| name.len() + value.len()).sum();
         let (_, name) = super::entry::split_path(&entry.path);
         size.text_bytes += (name.len() + xattrs) as u64;
         match &entry.kind {
+            EntryKind::Regular { .. } if is_further_name => {}
             EntryKind::Regular { .. } => {
                 let bytes = contents.data_bytes()?;
                 size.data_bytes = size.data_bytes.saturating_add(bytes);

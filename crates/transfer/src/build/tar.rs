@@ -37,9 +37,9 @@ use super::acl::acl_value;
 use super::entry::{
     Contents, Entry, EntryKind, EntrySink, SourceProblem, drop_second_lists, normal_path, piece_len,
 };
-use super::unpack::ArchiveInput;
+use super::unpack::{ArchiveInput, fill};
 use crate::xattrs::XattrPair;
-use crate::{Result, TransferFailure};
+use crate::{Result, TransferFailure, Watcher};
 use header::Header;
 use records::Records;
 
@@ -53,8 +53,13 @@ const LONG_NAME_MAX: u64 = 4 << 20;
 /// extraction writes are within it, with a path.
 const RECORDS_MAX: u64 = 24 << 20;
 
-/// The most that global records may take: each entry has a copy of them.
-const GLOBAL_RECORDS_MAX: u64 = 1 << 20;
+/// The most that global records may take. Each entry gets a copy of them, so they are far below what
+/// a header of 512 bytes should cost: commonly they hold one comment.
+const GLOBAL_RECORDS_MAX: u64 = 64 << 10;
+
+/// The most names of a path, each of which may become a directory that is open. An extraction writes
+/// no deeper one.
+const PATH_NAMES_MAX: usize = 2048;
 
 /// Stands in an entry for a list that is text and could not be read.
 pub(super) const UNREADABLE_ACL: &[u8] = b"system.posix_acl_as_text";
@@ -72,15 +77,17 @@ pub(super) enum ArchiveEnd {
 pub(super) fn read_tar(
     input: &mut dyn ArchiveInput,
     source: &[u8],
+    watcher: &dyn Watcher,
     sink: &mut dyn EntrySink,
 ) -> Result<ArchiveEnd> {
-    let mut reader = TarReader { input, source, global: Records::default() };
+    let mut reader = TarReader { input, source, watcher, global: Records::default() };
     reader.run(sink)
 }
 
 struct TarReader<'a> {
     input: &'a mut dyn ArchiveInput,
     source: &'a [u8],
+    watcher: &'a dyn Watcher,
     /// What counts for all entries from here on.
     global: Records,
 }
@@ -111,6 +118,9 @@ impl TarReader<'_> {
         let mut preceding = Preceding::default();
         let mut is_first = true;
         loop {
+            if self.watcher.is_interrupted() {
+                return Err(TransferFailure::Interrupted);
+            }
             let header = match self.header(is_first).map_err(|problem| self.fail(problem))? {
                 Ok(header) => header,
                 Err(end) => return Ok(end),
@@ -186,15 +196,14 @@ impl TarReader<'_> {
             b'x' | b'X' => {
                 let text = self.data(header, RECORDS_MAX, "records")?;
                 let mut records = preceding.records.take().unwrap_or_else(|| self.global.clone());
-                records.apply(&text)?;
+                records.apply(&text, RECORDS_MAX)?;
                 preceding.records = Some(records);
             }
             b'g' => {
                 let text = self.data(header, GLOBAL_RECORDS_MAX, "global records")?;
-                self.global.apply(&text)?;
-                if self.global.held_bytes() as u64 > GLOBAL_RECORDS_MAX {
-                    return Err(SourceProblem::Refused("too many global records".to_owned()));
-                }
+                self.global.apply(&text, GLOBAL_RECORDS_MAX)?;
+                // A later record may have replaced one before it.
+                self.global.recount();
             }
             // The label of a volume of tapes.
             b'V' => self.skip_padded(header.size()?, header.size()?)?,
@@ -215,7 +224,8 @@ impl TarReader<'_> {
         let size = header.size()?;
         if size > max {
             let mib = max >> 20;
-            return Err(SourceProblem::Refused(format!("{what} of more than {mib} MiB")));
+            let max = if mib > 0 { format!("{mib} MiB") } else { format!("{} KiB", max >> 10) };
+            return Err(SourceProblem::Refused(format!("{what} of more than {max}")));
         }
         let mut data = Vec::new();
         self.input.take(size).read_to_end(&mut data)?;
@@ -271,7 +281,7 @@ impl TarReader<'_> {
                 }
                 EntryKind::Regular { size }
             }
-            b'1' => EntryKind::HardLink(normal_path(&link)?),
+            b'1' => EntryKind::HardLink(archived_path(&link)?),
             b'2' => EntryKind::Symlink(symlink_target(link)?),
             b'3' | b'4' => {
                 let is_character = header.entry_type() == b'3';
@@ -308,7 +318,7 @@ impl TarReader<'_> {
             known => known,
         };
         let entry = Entry {
-            path: normal_path(&path)?,
+            path: archived_path(&path)?,
             permissions: header.permissions()?,
             uid: records.uid.map_or_else(|| header.uid(), Ok)?,
             gid: records.gid.map_or_else(|| header.gid(), Ok)?,
@@ -344,6 +354,15 @@ fn xattrs(records: Records, kind: &EntryKind) -> Vec<XattrPair> {
     xattrs
 }
 
+/// A path of the archive as an [`Entry`] has it.
+fn archived_path(path: &[u8]) -> Result<Vec<u8>, SourceProblem> {
+    if path.iter().filter(|&&byte| byte == b'/').count() > PATH_NAMES_MAX {
+        let what = format!("a path of more than {PATH_NAMES_MAX} names");
+        return Err(SourceProblem::Refused(what));
+    }
+    normal_path(path)
+}
+
 fn symlink_target(target: Vec<u8>) -> Result<Vec<u8>, SourceProblem> {
     if target.is_empty() || target.contains(&0) {
         return Err(SourceProblem::Damaged("a symbolic link without a target".to_owned()));
@@ -353,20 +372,6 @@ fn symlink_target(target: Vec<u8>) -> Result<Vec<u8>, SourceProblem> {
 
 fn too_large() -> SourceProblem {
     SourceProblem::Damaged("a number that is too large".to_owned())
-}
-
-/// Reads until `buf` is full or nothing more comes.
-fn fill(input: &mut dyn ArchiveInput, buf: &mut [u8]) -> io::Result<usize> {
-    let mut done = 0;
-    while done < buf.len() {
-        match input.read(buf.get_mut(done..).unwrap_or_default()) {
-            Ok(0) => break,
-            Ok(count) => done += count,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(done)
 }
 
 /// The data of the entry that the reader is at.

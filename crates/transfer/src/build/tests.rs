@@ -300,7 +300,7 @@ fn a_directory_of_the_host() {
         &Printed,
     );
     let measured = measured.expect("a size");
-    assert_eq!((measured.entries, measured.directories, measured.data_bytes), (6, 3, 2));
+    assert_eq!((measured.entries, measured.directories, measured.data_bytes), (6, 3, 1));
     let outcome = site.build_with(&options, vec![(source(), "/to")]).expect("a build");
     // The place that it is built to is made first.
     assert_eq!((outcome.files, outcome.directories, outcome.bytes), (3, 4, 1));
@@ -345,4 +345,224 @@ fn packed_archives() {
         assert_eq!(site.attr("/a").size, 3500, "{name}");
         build(&bytes[..bytes.len() - 3]).expect_err(name);
     }
+}
+
+/// Each link of the chain comes before the one that it leads to, and directories on the way come
+/// with links alone.
+#[test]
+fn a_long_chain_of_waiting_links_takes_no_square_of_its_length() {
+    const LENGTH: usize = 20_000;
+    let site = Site::new();
+    let name = |number: usize| format!("d{number:05}/f");
+    let link = |number| linked(&name(number), b'1', &name(number + 1));
+    let mut members: Vec<_> = (0..LENGTH).map(link).collect();
+    members.push(linked("here", b'2', "."));
+    members.push(linked("z", b'1', &format!("here/{}", name(0))));
+    members.push(file(&name(LENGTH), "the end"));
+    let begin = std::time::Instant::now();
+    site.builds(&members);
+    assert!(begin.elapsed().as_secs() < 60, "{:?}", begin.elapsed());
+    assert_eq!(site.attr("/z").nlink, u32::try_from(LENGTH + 2).expect("a small number"));
+}
+
+#[test]
+fn what_replaces_a_directory_ends_the_links_that_wait_in_it() {
+    let site = Site::new();
+    site.builds(&[linked("d/a", b'1', "later"), file("d", "a file"), file("later", "later")]);
+    assert_eq!(site.shown(), "d x1 a file\nlater x1 later\n");
+}
+
+#[test]
+fn what_cannot_be_applied_is_counted() {
+    let site = Site::new();
+    let mut options = BuildOptions::new(AT);
+    options.xattr_bytes_max = Some(1000);
+    let source = site.archive(&[
+        records(b'x', &[("SCHILY.xattr.user.a", &"v".repeat(994))]),
+        file("fits", ""),
+        records(b'x', &[("SCHILY.xattr.user.a", &"v".repeat(995))]),
+        file("too-large", ""),
+        records(
+            b'x',
+            &[("SCHILY.acl.access", "user::rw-,user:lisa:r--,group::r--,mask::r--,other::---")],
+        ),
+        file("named", ""),
+    ]);
+    let outcome = site.build_with(&options, vec![(source, "")]).expect("a build");
+    let counted: Vec<_> = outcome
+        .not_applied
+        .iter()
+        .map(|refusal| (refusal.kind, refusal.count, &refusal.first[..]))
+        .collect();
+    assert_eq!(counted, [("xattr", 1, "too-large"), ("text_list", 1, "named")]);
+    let value = |path: &str| {
+        let file = resolve(&site.model, path.as_bytes(), LastLink::Keep).expect("it is there");
+        crate::xattrs::held_xattrs(&site.model, file).expect("attributes").len()
+    };
+    assert_eq!((value("/fits"), value("/too-large")), (1, 0));
+}
+
+/// The watcher of a user who presses Ctrl-C after so many questions.
+struct Impatient(std::sync::atomic::AtomicU32);
+
+impl Watcher for Impatient {
+    fn words(&self, _: crate::Hint) -> &'static str {
+        ""
+    }
+
+    fn error(&self, _: &dyn std::fmt::Display) {}
+
+    fn detail(&self, _: &dyn std::fmt::Display) {}
+
+    fn warning(&self, _: &dyn std::fmt::Display) {}
+
+    fn note(&self, _: &dyn std::fmt::Display) {}
+
+    fn is_interrupted(&self) -> bool {
+        let left = &self.0;
+        let update = left.fetch_update(
+            std::sync::atomic::Ordering::Relaxed,
+            std::sync::atomic::Ordering::Relaxed,
+            |left| left.checked_sub(1),
+        );
+        update.is_err()
+    }
+
+    fn start_progress(&self, verb: &'static str) -> Box<dyn crate::TransferProgress> {
+        Printed.start_progress(verb)
+    }
+
+    fn stop_progress(&self) {}
+}
+
+/// Wherever a build is when the user interrupts it, it says that, and nothing else.
+#[test]
+fn a_build_is_interrupted_everywhere() {
+    let host = Site::new();
+    let packed = |members: &[Vec<u8>]| {
+        let mut archive = ended(members.concat());
+        // What is behind the mark at the end is read, too.
+        archive.resize(4 << 20, 0);
+        let path = host.path("packed.zst");
+        std::fs::write(&path, zstd::encode_all(&archive[..], 1).expect("memory")).expect("a file");
+        BuildSource::Archive(path)
+    };
+    let large = "x".repeat(3 << 20);
+    let source = packed(&[linked("a", b'1', "b"), file("b", &large), file("excluded", &large)]);
+    let mut options = BuildOptions::new(AT);
+    options.exclude(b"excluded");
+    let (mut interrupted, mut ended) = (0, false);
+    for questions in [0, 1, 2, 3, 5, 8, 13, 20, 50, 100, 200, 300, 500, 100_000] {
+        let watcher = || Impatient(std::sync::atomic::AtomicU32::new(questions));
+        let input = || [BuildInput { source: source.clone(), to: Vec::new() }];
+        let site = Site::new();
+        for done in [
+            measure_sources(&input(), &options, process(), &watcher()).map(|_| ()),
+            build(&site.model, &input(), &options, process(), &watcher(), None).map(|_| ()),
+        ] {
+            match done {
+                Ok(()) => ended = true,
+                Err(TransferFailure::Interrupted) => interrupted += 1,
+                Err(failure) => panic!("{questions}: {failure}"),
+            }
+        }
+    }
+    assert!(ended && interrupted >= 16, "{interrupted}");
+}
+
+/// A pipe may give its bytes one by one.
+#[test]
+fn a_stream_is_told_by_bytes_that_come_one_by_one_and_must_end() {
+    use std::io::Write;
+    let archive = ended(file("a", "packed"));
+    let packed = zstd::encode_all(&archive[..], 1).expect("memory");
+    let site = Site::new();
+    let fifo = site.path("fifo");
+    let status = std::process::Command::new("mkfifo").arg(&fifo).status().expect("mkfifo starts");
+    assert!(status.success());
+    let through = |bytes: &[u8]| {
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut pipe = std::fs::OpenOptions::new().write(true).open(&fifo).expect("a pipe");
+                for byte in bytes.iter().take(8) {
+                    pipe.write_all(&[*byte]).expect("a reader");
+                    std::thread::sleep(std::time::Duration::from_millis(5));
+                }
+                pipe.write_all(bytes.get(8..).unwrap_or_default()).expect("a reader");
+            });
+            let source = BuildSource::Archive(fifo.clone());
+            site.build_with(&BuildOptions::new(AT), vec![(source, "")])
+        })
+    };
+    through(&packed).unwrap_or_else(|failure| panic!("{failure}"));
+    assert_eq!(site.shown(), "a x1 packed\n");
+    let said = through(&archive[..1024]).expect_err("it is cut off").to_string();
+    assert!(said.contains("no mark at its end: it was cut off"), "{said}");
+}
+
+/// All names of a file are one file.
+#[test]
+fn a_file_with_several_names_is_measured_once() {
+    let site = Site::new();
+    let top = site.path("top");
+    std::fs::create_dir(&top).expect("a directory");
+    std::fs::write(top.join("a"), vec![1; 100_000]).expect("a file");
+    for name in ["b", "c"] {
+        std::fs::hard_link(top.join("a"), top.join(name)).expect("a link");
+    }
+    let input = || BuildInput { source: BuildSource::Directory(top.clone()), to: Vec::new() };
+    let options = BuildOptions::new(AT);
+    let measure = |inputs: &[BuildInput]| {
+        measure_sources(inputs, &options, process(), &Printed).expect("a size").data_bytes
+    };
+    assert_eq!(measure(&[input()]), 100_000);
+    // Two sources make two files of it.
+    assert_eq!(measure(&[input(), input()]), 200_000);
+}
+
+/// What the host has as a hole makes no difference to a build that is reproducible.
+#[test]
+fn zeros_are_holes_whatever_the_host_says() {
+    use std::os::unix::fs::FileExt;
+    const SIZE: usize = (3 << 20) + 100;
+    let site = Site::new();
+    let mut bytes = vec![0; SIZE];
+    for at in [5000, (1 << 20) - 1, 1 << 20, (2 << 20) + 8191, SIZE - 1] {
+        bytes[at] = 1;
+    }
+    std::fs::create_dir(site.path("full")).expect("a directory");
+    std::fs::create_dir(site.path("sparse")).expect("a directory");
+    std::fs::write(site.path("full/f"), &bytes).expect("a file");
+    let sparse = std::fs::File::create(site.path("sparse/f")).expect("a file");
+    sparse.set_len(SIZE as u64).expect("a length");
+    for (at, sector) in bytes.chunks(4096).enumerate() {
+        if sector.contains(&1) {
+            sparse.write_all_at(sector, at as u64 * 4096).expect("a write");
+        }
+    }
+    let mut options = BuildOptions::new(AT);
+    options.finds_zeros = true;
+    for name in ["full", "sparse"] {
+        let source = || BuildSource::Directory(site.path(name));
+        let input = [BuildInput { source: source(), to: Vec::new() }];
+        let size = measure_sources(&input, &options, process(), &Printed).expect("a size");
+        assert_eq!(size.data_bytes, 4 * 4096 + 100, "{name}");
+        let built = Site::new();
+        let outcome = built.build_with(&options, vec![(source(), "")]).expect("a build");
+        assert_eq!(outcome.bytes, 4 * 4096 + 100, "{name}");
+        let file = resolve(&built.model, b"/f", LastLink::Keep).expect("it is there");
+        let mut data = vec![0; SIZE];
+        assert_eq!(built.model.read(file, 0, &mut data).expect("its data"), SIZE);
+        assert!(data == bytes, "{name}");
+    }
+}
+
+#[test]
+fn large_directories_are_emptied() {
+    let site = Site::new();
+    let mut members: Vec<_> = (0..1500).map(|at| file(&format!("d/{at}"), "")).collect();
+    members.extend((0..300).map(|at| file(&format!("d/s{at}/{at}"), "")));
+    members.push(file("d", "a file"));
+    site.builds(&members);
+    assert_eq!(site.shown(), "d x1 a file\n");
 }

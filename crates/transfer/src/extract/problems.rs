@@ -43,10 +43,12 @@ pub(crate) enum Unapplied {
     Socket,
     /// Symbolic links whose targets a metadata dump does not hold.
     LinkTarget,
+    /// Access control lists of an archive, as text that is none, or that names users and no numbers.
+    TextList,
 }
 
 /// Name for JSON, and words for people, in the order of [`Unapplied`].
-const KINDS: [(&str, &str); 9] = [
+const KINDS: [(&str, &str); 10] = [
     ("owner", "owner or group"),
     ("set_id", "set-id bits, because the owner is another one"),
     ("mode", "permissions"),
@@ -56,6 +58,7 @@ const KINDS: [(&str, &str); 9] = [
     ("hard_link", "hard links, made files of their own"),
     ("socket", "sockets, left out because tar has none"),
     ("link_target", "symbolic links, left out because a metadata dump holds no targets"),
+    ("text_list", "access control lists that name users and not their numbers"),
 ];
 
 /// One line of the summary.

@@ -5,8 +5,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
 use offshoot_btrfs::{BtrfsVolume, EngineOptions, Filesystem};
-use offshoot_btrfs_format::TreeId;
 use offshoot_btrfs_format::chunk::Profile;
+use offshoot_btrfs_format::dir::{DirItemEntry, file_type};
+use offshoot_btrfs_format::edit::{ITEM_SIZE, leaf_capacity};
+use offshoot_btrfs_format::encode::dir_entry;
+use offshoot_btrfs_format::{Key, TreeId};
 use offshoot_device::BlockDevice;
 use offshoot_transfer::build::SourceSize;
 use offshoot_vfs::path::{LastLink, at_path, resolve};
@@ -131,6 +134,20 @@ pub(in crate::verbs) fn open_new(
     let tree = volume.filesystem(TreeId::FS)?;
     let files = volume.clone().files(TreeId::FS.0)?;
     Ok(FreshVolume { volume, files, btrfs: Some(tree) })
+}
+
+/// The longest name and value of an extended attribute, together: both are in one item, which is no
+/// larger than a leaf.
+pub(in crate::verbs) fn xattr_bytes_max(fs: &Filesystem) -> usize {
+    let entry = DirItemEntry {
+        location: Key::MIN,
+        transid: 0,
+        file_type: file_type::XATTR,
+        name: b"",
+        data: b"",
+    };
+    let capacity = leaf_capacity(fs.volume().superblock().node_size);
+    capacity.saturating_sub(ITEM_SIZE + dir_entry(&entry).len())
 }
 
 /// The size of a volume that has room for `size`: an estimate that is rather too large. Compression

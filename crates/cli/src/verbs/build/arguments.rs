@@ -50,7 +50,7 @@ pub(crate) struct BuildArguments {
     /// Leave out files with such names, or with a / such paths in a source
     #[arg(long, value_name = "PATTERN", action = ArgAction::Append)]
     pub(crate) exclude: Vec<OsString>,
-    /// Whom all files belong to, instead of what the sources say
+    /// The owner of all files, instead of those that the sources say
     #[arg(long, value_name = "UID:GID", value_parser = parse_owner)]
     pub(crate) owner: Option<(u32, u32)>,
     /// Make a subvolume of btrfs at this path, for what the sources have there: rw:PATH, ro:PATH,

@@ -102,7 +102,7 @@ pub(crate) struct NewVolumeArguments {
     /// sparse, nrext64, exchange, parent. All but mixed-bg are on by default
     #[arg(short = 'O', long = "features", value_name = "LIST", action = ArgAction::Append)]
     pub(crate) features: Vec<String>,
-    /// Whom the root directory belongs to: the caller otherwise
+    /// The owner of the root directory: the caller otherwise
     #[arg(long, value_name = "UID:GID", value_parser = parse_owner)]
     pub(crate) root_owner: Option<(u32, u32)>,
     #[command(flatten)]

@@ -42,11 +42,17 @@ pub(super) struct Records {
     pub(super) acl_access: Option<Vec<u8>>,
     pub(super) acl_default: Option<Vec<u8>>,
     pub(super) sparse: SparseRecords,
+    /// The memory that all records took that were added, about. Those that a later one replaced
+    /// count until the next [`recount`](Self::recount).
+    taken_bytes: usize,
 }
 
+/// What an extended attribute takes beside its bytes.
+const XATTR_BYTES: usize = 128;
+
 impl Records {
-    /// Adds all records in `text`.
-    pub(super) fn apply(&mut self, mut text: &[u8]) -> Result<(), SourceProblem> {
+    /// Adds all records in `text`. They may take `bytes_max`, with those that are there.
+    pub(super) fn apply(&mut self, mut text: &[u8], bytes_max: u64) -> Result<(), SourceProblem> {
         let damaged = || SourceProblem::Damaged("a record that is none".to_owned());
         while let Some(&first) = text.first() {
             if first == 0 {
@@ -61,6 +67,10 @@ impl Records {
             let equals = record.iter().position(|&byte| byte == b'=').ok_or_else(damaged)?;
             let (key, value) = record.split_at(equals);
             self.set(key, value.get(1..).unwrap_or_default())?;
+            if self.taken_bytes as u64 > bytes_max {
+                let what = format!("records that take more than {} KiB", bytes_max >> 10);
+                return Err(SourceProblem::Refused(what));
+            }
             text = text.get(len..).unwrap_or_default();
         }
         Ok(())
@@ -68,6 +78,9 @@ impl Records {
 
     fn set(&mut self, key: &[u8], value: &[u8]) -> Result<(), SourceProblem> {
         let text = (!value.is_empty()).then(|| value.to_vec());
+        let xattrs: [&[u8]; 3] = [b"SCHILY.xattr.", b"LIBARCHIVE.xattr.", b"RHT."];
+        let is_xattr = xattrs.iter().any(|start| key.starts_with(start));
+        self.taken_bytes += value.len() + if is_xattr { key.len() + XATTR_BYTES } else { 0 };
         match key {
             b"path" => self.path = text,
             b"linkpath" => self.link = text,
@@ -105,11 +118,16 @@ impl Records {
         Ok(())
     }
 
+    /// Forgets the memory of what was replaced.
+    pub(super) fn recount(&mut self) {
+        self.taken_bytes = self.held_bytes();
+    }
+
     /// The memory that it takes, about.
-    pub(super) fn held_bytes(&self) -> usize {
+    fn held_bytes(&self) -> usize {
         let texts = [&self.path, &self.link, &self.acl_access, &self.acl_default];
         let texts = texts.into_iter().flatten().map(Vec::len);
-        let xattrs = self.xattrs.iter().map(|(name, value)| name.len() + value.len() + 128);
+        let xattrs = self.xattrs.iter().map(|(name, value)| name.len() + value.len() + XATTR_BYTES);
         let misspelled = self.misspelled.iter().map(|name| name.len() + 64);
         texts.chain(xattrs).chain(misspelled).sum::<usize>() + self.sparse.held_bytes()
     }
@@ -258,12 +276,12 @@ mod tests {
     fn records_count_from_the_last() {
         let mut records = Records::default();
         let text = b"12 path=abc\n5 x=\n8 path=\n37 SCHILY.xattr.user.a%3Db%25c%41=v=\n";
-        records.apply(text).expect("they are records");
+        records.apply(text, 1 << 20).expect("they are records");
         assert_eq!(records.path, None);
         // libarchive writes each attribute in both records, with a name that is quoted.
         let both = b"33 SCHILY.xattr.user.of%20it=yes\n38 LIBARCHIVE.xattr.user.of%20it=eWVz\n";
         for half in [&both[..], &both[33..], &both[..33]] {
-            records.apply(half).expect("they are records");
+            records.apply(half, 1 << 20).expect("they are records");
         }
         let names: Vec<_> =
             records.xattrs.keys().map(|name| name.escape_ascii().to_string()).collect();
@@ -272,7 +290,7 @@ mod tests {
         for text in
             [&b"5"[..], b"5 a=b", b"3 a=b\n", b"99 a=b\n", b"6 abc\n", b"0 a=b\n", b"-6 a=b\n"]
         {
-            assert!(Records::default().apply(text).is_err(), "{}", text.escape_ascii());
+            assert!(Records::default().apply(text, 1 << 20).is_err(), "{}", text.escape_ascii());
         }
     }
 }

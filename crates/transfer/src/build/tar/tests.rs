@@ -6,6 +6,7 @@ use offshoot_vfs::FileType;
 
 use super::*;
 use crate::build::unpack::unpack;
+use crate::extract::tests::Printed;
 
 /// What a test sees of an entry.
 #[derive(Debug, PartialEq, Eq)]
@@ -98,9 +99,10 @@ pub(in crate::build) fn records(entry_type: u8, pairs: &[(&str, &str)]) -> Vec<u
 }
 
 fn read(archive: &[u8]) -> Result<(Collected, ArchiveEnd), String> {
-    let mut input = unpack(Cursor::new(archive)).map_err(|problem| problem.to_string())?;
+    let mut input =
+        unpack(Cursor::new(archive), &Printed).map_err(|problem| problem.to_string())?;
     let mut sink = Collected::default();
-    let end = read_tar(&mut *input, b"a.tar", &mut sink);
+    let end = read_tar(&mut *input, b"a.tar", &Printed, &mut sink);
     end.map(|end| (sink, end)).map_err(|failure| failure.to_string())
 }
 
@@ -399,4 +401,38 @@ fn no_change_of_a_byte_ends_the_program() {
             drop(read(&changed));
         }
     }
+}
+
+/// Records of one entry pile up over several headers.
+#[test]
+fn records_of_many_headers_have_one_bound() {
+    let many = |count: usize, bytes: usize| {
+        let mut archive = Vec::new();
+        for number in 0..count {
+            let key = format!("SCHILY.xattr.user.{number}");
+            archive.extend(records(b'x', &[(&key, &"v".repeat(bytes))]));
+        }
+        archive.extend(plain("f", b'0', b""));
+        archive
+    };
+    assert_eq!(seen(many(3, 1 << 20)).entries[0].xattrs.len(), 3);
+    assert!(refused(many(30, 1 << 20)).contains("records that take more than"));
+    // What is small takes more in memory than in the archive.
+    let small: Vec<_> = (0..300_000).map(|at| (format!("SCHILY.xattr.u{at}"), "")).collect();
+    let pairs: Vec<_> = small.iter().map(|(key, value)| (&key[..], *value)).collect();
+    assert!(refused(records(b'x', &pairs)).contains("records that take more than"));
+    let global = records(b'g', &[("SCHILY.xattr.user.a", &"v".repeat(70_000))]);
+    assert!(refused(global).contains("of more than 64 KiB"));
+    let pairs: Vec<_> = pairs.into_iter().take(1000).collect();
+    assert!(refused(records(b'g', &pairs)).contains("records that take more than"));
+    // A later one replaces the one before it.
+    let again = records(b'g', &[("SCHILY.xattr.user.a", &"v".repeat(50_000))]);
+    seen([again.clone(), again.clone(), again].concat());
+}
+
+#[test]
+fn paths_of_too_many_names_are_refused() {
+    let deep = "d/".repeat(3000);
+    let archive = [records(b'x', &[("path", &deep)]), plain("f", b'0', b"")].concat();
+    assert!(refused(archive).contains("a path of more than 2048 names"));
 }

@@ -211,8 +211,9 @@ fn archives_of_docker_save() {
     let digests: Vec<_> =
         [&lower, &upper, &lower].iter().map(|bytes| format!("sha256:{}", hex(bytes))).collect();
     let config = json!({ "rootfs": { "diff_ids": digests } }).to_string();
+    let config_name = format!("{}.json", hex(config.as_bytes()));
     let manifest = json!([{
-        "Config": "config.json",
+        "Config": config_name,
         "RepoTags": ["app:latest"],
         "Layers": ["1/layer.tar", "2/layer.tar", "3/layer.tar"],
     }]);
@@ -220,7 +221,7 @@ fn archives_of_docker_save() {
         plain("1/layer.tar", b'0', &lower),
         plain("2/layer.tar", b'0', &upper),
         linked("3/layer.tar", b'2', "../1/layer.tar"),
-        plain("config.json", b'0', config.as_bytes()),
+        plain(&config_name, b'0', config.as_bytes()),
         plain("manifest.json", b'0', manifest.to_string().as_bytes()),
     ];
     std::fs::write(image.site.path("save.tar"), ended(members.concat())).expect("an archive");
@@ -228,4 +229,112 @@ fn archives_of_docker_save() {
     assert_eq!(image.site.shown(), "a x1 1\nb x1 1\nc x1 2\n");
     std::fs::write(image.site.path("no.tar"), ended(members[..1].concat())).expect("an archive");
     image.refuses("docker-archive:no.tar", "manifest.json is missing");
+}
+
+#[track_caller]
+fn assert_layered(layers: &[&[Vec<u8>]], expected: &str) {
+    let mut image = NewImage::new();
+    for members in layers {
+        image.layer(members);
+    }
+    image.index(&[image.manifest()]);
+    image.build("oci:oci").unwrap_or_else(|failure| panic!("{failure}"));
+    assert_eq!(image.site.shown(), expected);
+}
+
+/// What a layer says of its directory `lib` is not about the one that a link `lib` led to.
+#[test]
+fn whiteouts_do_not_follow_a_link_that_their_layer_replaces() {
+    let lower = [linked("lib", b'2', "usr/lib"), file("usr/lib/a", "a"), file("usr/lib/x/y", "y")];
+    let kept = "usr /\nusr/lib /\nusr/lib/a x1 a\nusr/lib/x /\nusr/lib/x/y x1 y\n";
+    let opaque = [directory("lib/", 1), file("lib/.wh..wh..opq", ""), file("lib/b", "b")];
+    assert_layered(&[&lower, &opaque], &format!("lib /\nlib/b x1 b\n{kept}"));
+    let within = [directory("lib/", 1), file("lib/x/.wh.y", ""), file("lib/b", "b")];
+    assert_layered(&[&lower, &within], &format!("lib /\nlib/b x1 b\n{kept}"));
+    // The marker may stand before the directory.
+    let before = [file("lib/.wh..wh..opq", ""), directory("lib/", 1)];
+    assert_layered(&[&lower, &before], &format!("lib /\n{kept}"));
+    // A layer that leaves the link alone removes behind it.
+    let through = [file("lib/.wh.a", "")];
+    let left = "lib -> usr/lib\nusr /\nusr/lib /\nusr/lib/x /\nusr/lib/x/y x1 y\n";
+    assert_layered(&[&lower, &through], left);
+}
+
+#[test]
+fn a_link_that_waited_goes_with_a_whiteout_of_a_later_layer() {
+    let lower = [linked("a", b'1', "b"), file("b", "b")];
+    assert_layered(&[&lower, &[file(".wh.a", "")]], "b x1 b\n");
+    assert_layered(&[&lower, &[file(".wh.b", "")]], "a x1 b\n");
+}
+
+#[test]
+fn whiteouts_that_mean_nothing() {
+    let mut image = NewImage::new();
+    image.layer(&[file("d/a", "a")]);
+    image.layer(&[file("d/.wh..", "")]);
+    image.index(&[image.manifest()]);
+    image.refuses("oci:oci", "a whiteout of the directory that it is in");
+}
+
+#[test]
+fn manifests_that_are_none() {
+    let image = NewImage::new();
+    let of_schema_1 = json!({ "schemaVersion": 1, "fsLayers": [{ "blobSum": "sha256:00" }] });
+    for manifest in [json!({}), of_schema_1] {
+        let manifest = image.blob("manifest", manifest.to_string().as_bytes());
+        image.index(&[manifest]);
+        image.refuses("oci:oci", "a form without a list `layers`");
+    }
+    let mut many = NewImage::new();
+    many.layer(&[file("a", "")]);
+    many.layers = vec![many.layers[0].clone(); 1000];
+    many.unpacked.clear();
+    many.index(&[many.manifest()]);
+    many.refuses("oci:oci", "it has 1000 layers");
+    many.blob("large", &vec![b' '; 5 << 20]);
+    let large = many.blob("large", &vec![b' '; 5 << 20]);
+    many.index(&[large]);
+    many.refuses("oci:oci", "more than 4 MiB");
+}
+
+/// Names that are digests are compared with what they name, and a layer without a digest must end.
+#[test]
+fn names_in_archives_of_docker_save_are_digests() {
+    let image = NewImage::new();
+    let layer = ended(file("a", "1"));
+    let build = |config: &str, name: &str, layer: &[u8]| {
+        let manifest = json!([{ "Config": config, "Layers": [name] }]).to_string();
+        let members = [
+            plain(name, b'0', layer),
+            plain(config, b'0', b"{}"),
+            plain("manifest.json", b'0', manifest.as_bytes()),
+        ];
+        std::fs::write(image.site.path("save.tar"), ended(members.concat())).expect("an archive");
+        image.build("docker-archive:save.tar").map(|_| ()).map_err(|failure| failure.to_string())
+    };
+    let right = format!("blobs/sha256/{}", hex(&layer));
+    let wrong = format!("blobs/sha256/{}", hex(b"other"));
+    let config = format!("{}.json", hex(b"{}"));
+    build(&config, &right, &layer).expect("a build");
+    build("config.json", "1/layer.tar", &layer).expect("a build");
+    for (config, name) in [(&config, &wrong), (&format!("{}.json", hex(b"")), &right)] {
+        let said = build(config, name, &layer).expect_err("it is refused");
+        assert!(said.contains("has another digest"), "{said}");
+    }
+    let cut = &layer[..1024];
+    let said = build("config.json", "1/layer.tar", cut).expect_err("it is refused");
+    assert!(said.contains("no mark at its end"), "{said}");
+}
+
+#[test]
+fn packed_archives_of_images_are_named() {
+    let image = layered();
+    image.index(&[image.manifest()]);
+    image.archived("oci.tar");
+    let archive = std::fs::read(image.site.path("oci.tar")).expect("an archive");
+    let mut out = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    out.write_all(&archive).expect("memory");
+    std::fs::write(image.site.path("oci.tgz"), out.finish().expect("memory")).expect("a file");
+    image.refuses("oci-archive:oci.tgz", "it is packed by gzip: unpack it first");
+    image.refuses("docker-archive:oci.tgz", "it is packed by gzip: unpack it first");
 }
