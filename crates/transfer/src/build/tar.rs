@@ -201,9 +201,11 @@ impl TarReader<'_> {
             }
             b'g' => {
                 let text = self.data(header, GLOBAL_RECORDS_MAX, "global records")?;
-                self.global.apply(&text, GLOBAL_RECORDS_MAX)?;
-                // A later record may have replaced one before it.
-                self.global.recount();
+                // A later record may replace one before it.
+                self.global.apply(&text, 2 * GLOBAL_RECORDS_MAX)?;
+                if self.global.recount() as u64 > GLOBAL_RECORDS_MAX {
+                    return Err(SourceProblem::Refused("too many global records".to_owned()));
+                }
             }
             // The label of a volume of tapes.
             b'V' => self.skip_padded(header.size()?, header.size()?)?,

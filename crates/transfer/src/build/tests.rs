@@ -442,7 +442,7 @@ fn a_build_is_interrupted_everywhere() {
     let packed = |members: &[Vec<u8>]| {
         let mut archive = ended(members.concat());
         // What is behind the mark at the end is read, too.
-        archive.resize(4 << 20, 0);
+        archive.resize(8 << 20, 0);
         let path = host.path("packed.zst");
         std::fs::write(&path, zstd::encode_all(&archive[..], 1).expect("memory")).expect("a file");
         BuildSource::Archive(path)

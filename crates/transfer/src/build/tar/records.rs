@@ -118,9 +118,10 @@ impl Records {
         Ok(())
     }
 
-    /// Forgets the memory of what was replaced.
-    pub(super) fn recount(&mut self) {
+    /// Forgets the memory of what was replaced. Gives that of the rest.
+    pub(super) fn recount(&mut self) -> usize {
         self.taken_bytes = self.held_bytes();
+        self.taken_bytes
     }
 
     /// The memory that it takes, about.
