@@ -2,8 +2,8 @@
 //!
 //! A verb that [watches](watch) for SIGINT, SIGTERM and SIGHUP stops in order after the first
 //! signal. It removes what it began and cannot finish, makes its finished changes durable, and
-//! reports both in its last message. The second signal ends the program at once, as a signal does by
-//! default, but for the [temporary file](remove_at_end) that it removes before that.
+//! reports both in its last message. The second signal ends the program at once, as a signal does
+//! by default, but for the [temporary file](remove_at_end) that it removes before that.
 
 use std::io;
 use std::path::Path;
@@ -49,7 +49,8 @@ impl RemovedAtEnd {
         self.path.as_deref().unwrap_or(Path::new(""))
     }
 
-    /// Ends this use of the file with `call`, which gives it its name. A second signal waits for it.
+    /// Ends this use of the file with `call`, which gives it its name. A second signal waits for
+    /// that.
     pub(crate) fn take<T>(mut self, call: impl FnOnce(TempPath) -> io::Result<T>) -> io::Result<T> {
         let path = self.path.take().ok_or(io::ErrorKind::NotFound)?;
         let mut temporary = temporary();

@@ -187,8 +187,8 @@ impl ImagePath {
         VerbFailure::Host(self.path.display().to_string(), error)
     }
 
-    /// A new file beside the image, which goes when it is dropped. Only its owner may read it before
-    /// it is the image.
+    /// A new file beside the image, which goes when it is dropped. Only its owner may read it
+    /// before it is the image.
     fn temporary(&self) -> Result<RemovedAtEnd> {
         let file = tempfile::Builder::new().prefix(".offshoot-build-").tempfile_in(&self.directory);
         let path = file.map(NamedTempFile::into_temp_path).map_err(|error| self.failed(error))?;

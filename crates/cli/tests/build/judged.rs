@@ -346,7 +346,8 @@ def layer(*entries):
 layer(('etc/', 'd'), ('etc/a', 'fa of 1'), ('etc/b', 'fb of 1'), ('opaque/x', 'fx'),
       ('gone/deep/z', 'fz'), ('lib', 'susr/lib'), ('usr/lib/kept', 'fkept'),
       ('usr/lib/sub/kept', 'fkept'), ('early', 'lfile'), ('file', 'ffile'), ('bin', 'susr/bin'))
-layer(('etc/.wh.a', 'f'), ('etc/b', 'fb of 2'), ('opaque/new', 'fnew'), ('opaque/.wh..wh..opq', 'f'),
+layer(('etc/.wh.a', 'f'), ('etc/b', 'fb of 2'), ('opaque/new', 'fnew'),
+      ('opaque/.wh..wh..opq', 'f'),
       ('.wh.gone', 'f'), ('lib/', 'd'), ('lib/.wh..wh..opq', 'f'), ('lib/sub/.wh.kept', 'f'),
       ('lib/own', 'fown'), ('.wh.early', 'f'))
 layer(('etc/a', 'fa of 3'), ('bin/sh', 'fsh'), ('hard', 'lusr/bin/sh'))
@@ -441,8 +442,6 @@ fn a_volume_that_was_estimated_too_small_grows() {
 /// One that does not fit a tree block is left out and counted, and the build goes on.
 #[test]
 fn an_attribute_too_large_for_btrfs_is_counted() {
-    let Some(judges) = Judges::require() else { return };
-    let dir = scratch_dir();
     const MAKE: &str = r"
 import tarfile
 tar = tarfile.open('a.tar', 'w', format=tarfile.PAX_FORMAT)
@@ -452,6 +451,8 @@ for name, size in (('most', 4096 - 101 - 25 - 30 - 6), ('more', 4096 - 101 - 25 
     tar.addfile(info)
 tar.close()
 ";
+    let Some(judges) = Judges::require() else { return };
+    let dir = scratch_dir();
     let made = command("python3").args(["-c", MAKE]).current_dir(dir.path()).status();
     assert!(made.expect("python3 starts").success());
     let shown = counts(dir.path(), "build v.img --from a.tar --nodesize 4K --json");

@@ -98,8 +98,8 @@ fn with_subvolumes() {
     always_the_same("--subvolume default:/d1 --subvolume ro:/links --subvolume /new/way");
 }
 
-/// The bytes of an XFS image are not promised: a thread of the log writes back when it is full. What
-/// is in it is the same, inode numbers and holes too.
+/// The bytes of an XFS image are not promised: a thread of the log writes back when it is full.
+/// What is in it is the same, inode numbers and holes too.
 #[test]
 fn files_of_xfs() {
     let dir = scratch_dir();

@@ -590,8 +590,8 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
-    /// Forgets the hard links that wait for the name `path`, and unless a directory comes there, for
-    /// names below it: the later of two entries with one name counts.
+    /// Forgets the hard links that wait for the name `path`, and unless a directory comes there,
+    /// for names below it: the later of two entries with one name counts.
     fn forget_waiting(&mut self, path: &[u8], is_directory: bool) {
         if self.waiting.is_empty() {
             return;

@@ -24,7 +24,7 @@ use super::entry::{
     Contents, Entry, EntryKind, EntrySink, NoContents, PIECE_BYTES, SourceProblem,
     drop_second_lists, piece_len,
 };
-use super::measure::SECTOR;
+use super::measure::{SECTOR, SECTOR_BYTES};
 use crate::copy::{HostFile, Original, doing};
 use crate::host::Process;
 use crate::{Result, TransferFailure, Watcher};
@@ -250,10 +250,10 @@ impl NonzeroSectors<'_> {
             }
             let left = self.chunk.get(start..self.len).unwrap_or_default();
             let is_zero = |sector: &&[u8]| sector.iter().all(|&byte| byte == 0);
-            let sectors = || left.chunks(SECTOR as usize);
+            let sectors = || left.chunks(SECTOR_BYTES);
             let skipped: usize = sectors().take_while(is_zero).map(<[u8]>::len).sum();
             let run = left.get(skipped..).unwrap_or_default();
-            let sectors = run.chunks(SECTOR as usize);
+            let sectors = run.chunks(SECTOR_BYTES);
             let len: usize = sectors.take_while(|sector| !is_zero(sector)).map(<[u8]>::len).sum();
             let offset = self.at + skipped as u64;
             self.at = offset + len as u64;

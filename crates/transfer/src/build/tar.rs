@@ -53,12 +53,12 @@ const LONG_NAME_MAX: u64 = 4 << 20;
 /// extraction writes are within it, with a path.
 const RECORDS_MAX: u64 = 24 << 20;
 
-/// The most that global records may take. Each entry gets a copy of them, so they are far below what
-/// a header of 512 bytes should cost: commonly they hold one comment.
+/// The most that global records may take. Commonly they hold one comment. Each entry gets a copy of
+/// them, though its header has 512 bytes.
 const GLOBAL_RECORDS_MAX: u64 = 64 << 10;
 
-/// The most names of a path, each of which may become a directory that is open. An extraction writes
-/// no deeper one.
+/// The most names of a path, each of which may become a directory that is open. An extraction
+/// writes no deeper one.
 const PATH_NAMES_MAX: usize = 2048;
 
 /// Stands in an entry for a list that is text and could not be read.
@@ -358,7 +358,7 @@ fn xattrs(records: Records, kind: &EntryKind) -> Vec<XattrPair> {
 
 /// A path of the archive as an [`Entry`] has it.
 fn archived_path(path: &[u8]) -> Result<Vec<u8>, SourceProblem> {
-    if path.iter().filter(|&&byte| byte == b'/').count() > PATH_NAMES_MAX {
+    if path.split(|&byte| byte == b'/').nth(PATH_NAMES_MAX).is_some() {
         let what = format!("a path of more than {PATH_NAMES_MAX} names");
         return Err(SourceProblem::Refused(what));
     }

@@ -43,7 +43,7 @@ pub(crate) enum Unapplied {
     Socket,
     /// Symbolic links whose targets a metadata dump does not hold.
     LinkTarget,
-    /// Access control lists of an archive, as text that is none, or that names users and no numbers.
+    /// Access control lists of an archive whose text is none, or names users without numbers.
     TextList,
 }
 
