@@ -203,6 +203,11 @@ impl<'e> XfsTransaction<'e> {
         self.work.searches += 1;
     }
 
+    /// Counts the blocks and extents that one is compared with, to see whether it is known.
+    pub(crate) fn count_compared(&mut self, known: usize) {
+        self.work.compared += known as u64;
+    }
+
     /// Makes a buffer of zeros of blocks that were just allocated. The caller logs what it fills.
     pub(crate) fn fresh(&mut self, runs: impl Into<BufferRuns>, role: BufferRole) -> Result<()> {
         let runs = runs.into();
