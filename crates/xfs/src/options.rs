@@ -30,6 +30,11 @@ pub struct XfsOptions {
     /// write everything in its place. `None` for no such threads: changes are durable when they are
     /// synced, and when the log or memory needs their room.
     pub sync_interval: Option<Duration>,
+    /// Whether each commit proves all blocks of directories and attributes that it changes, and not
+    /// only those whose changes follow what a volume says of itself. The log proves all of them
+    /// before it writes them; an error that it finds ends all writing. Builds with debug assertions
+    /// prove all by default.
+    pub proves_commits: bool,
     /// The callback that gets an [`XfsReport`](crate::XfsReport) of each problem that did not fail
     /// a call.
     pub reporter: Option<XfsReporter>,
@@ -44,6 +49,7 @@ impl Default for XfsOptions {
             dirty_bytes: 64 << 20,
             shadow_round_bytes: 512,
             sync_interval: Some(Duration::from_secs(30)),
+            proves_commits: cfg!(debug_assertions),
             reporter: None,
         }
     }

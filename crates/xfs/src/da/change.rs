@@ -245,20 +245,39 @@ impl<'t, 'e> ChangedHashFork<'t, 'e> {
         }
     }
 
-    /// Makes `bytes` those of the block at `at`. The log gets the parts that differ.
+    /// Makes `bytes` those of the block at `at`, and lets the commit prove them. The log gets the
+    /// parts that differ.
     pub(crate) fn store(&mut self, at: FileBlock, bytes: &[u8]) -> Result<()> {
         let place = self.hold(at)?;
+        self.t.require_proof(place);
         self.t.put(place, 0, bytes)
+    }
+
+    /// Lets the commit prove the block at `at` whole. A change asks for this that makes a block one
+    /// of another kind, or goes to an entry by what another block says: that may be wrong although
+    /// each of the two blocks is right by itself.
+    pub(crate) fn require_proof(&mut self, at: FileBlock) -> Result<()> {
+        let place = self.hold(at)?;
+        self.t.require_proof(place);
+        Ok(())
     }
 
     /// Changes a block where it is. Returns what `change` does. After an error a part of the change
     /// may be there: the caller returns the error, and the transaction is dropped.
+    ///
+    /// The commit proves nodes, which change with a split or a join, and leaves of attributes, whose
+    /// names are not known to lie apart. Blocks of a directory with names and hashes are proved when
+    /// they are read, so that the change of one name finds in its place what it expects; other
+    /// changes of them call [`Self::require_proof`].
     pub(crate) fn edit<T>(
         &mut self,
         (at, kind): (FileBlock, DaKind),
         change: impl FnOnce(&XfsGeometry, &mut DaEdit<'_>) -> Result<T, Malformed>,
     ) -> Result<T> {
         let (place, geometry) = (self.hold(at)?, self.geometry());
+        if matches!(kind, DaKind::AttrLeaf | DaKind::AttrNode | DaKind::DirNode) {
+            self.t.require_proof(place);
+        }
         let outcome = self.t.edit(place, |block, changed| {
             change(geometry, &mut DaEdit::new(kind, block, changed))
         })?;

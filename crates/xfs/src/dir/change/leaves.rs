@@ -29,7 +29,7 @@ const MOST_TRIMMED: usize = 16;
 pub(super) struct FoundEntry {
     /// The way to its hash.
     path: HashPath,
-    cookie: DirCookie,
+    pub(super) cookie: DirCookie,
     pub(super) target: XfsEntryTarget,
 }
 
@@ -201,6 +201,8 @@ impl ChangedDirectory<'_, '_> {
     pub(super) fn replace_in_tree(&mut self, name: &[u8], target: XfsEntryTarget) -> Result<()> {
         let found = self.search_tree(name)?.found.ok_or_else(|| self.missing(name))?;
         let (at, offset) = found.cookie.split(self.geometry());
+        // The hash may lead into an entry, or into an unused piece that has an old one.
+        self.blocks.require_proof(at)?;
         self.blocks.edit((at, DaKind::DirData), |geometry, edit| {
             data::set_file(geometry, edit, offset, target)
         })
@@ -320,6 +322,8 @@ impl ChangedDirectory<'_, '_> {
             return Err(self.blocks.damaged(format!("block {root} leads behind the last entry")));
         }
         self.data_block(FileBlock(0))?;
+        // The leaf may have more hashes than there are entries, or lead to none.
+        self.blocks.require_proof(FileBlock(0))?;
         let first = (FileBlock(0), DaKind::DirData);
         let has_room =
             self.blocks.edit(first, |geometry, edit| block::from_leaf(geometry, edit, &hashes))?;
