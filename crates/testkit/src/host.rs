@@ -380,7 +380,8 @@ impl FileSystem for HostFilesystem {
             Err(errno) => return Err(posix(file)(errno)),
         };
         let end = rustix::fs::seek(&*opened, SeekFrom::Hole(start)).map_err(posix(file))?;
-        Ok(Some(start..end))
+        // In the last block of the largest file the kernel answers with 2^63, behind the end.
+        Ok(Some(start..end.min(i64::MAX.unsigned_abs())))
     }
 
     fn prefetch(&self, _files: &[FileId]) {}
