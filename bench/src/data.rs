@@ -2,8 +2,8 @@
 //!
 //! Ours is the library in this process. The kernel's side is a volume over a loop device with
 //! direct I/O, so that its data is cached once, like ours. Both start with a new volume with
-//! default features, of btrfs or XFS, on a sparse image on the same disk, and compress with the same
-//! method, forced. A thread makes its requests one after the other.
+//! default features, of btrfs or XFS, on a sparse image on the same disk, and compress with the
+//! same method, forced. A thread makes its requests one after the other.
 //!
 //! | group | row | measured work |
 //! |---|---|---|
