@@ -284,8 +284,8 @@ pub fn buffer_size(bytes: &[u8], dirty: &[le::U32]) -> (usize, usize) {
 }
 
 /// Brings a vector up to date that [`encode_buffer`] has filled for the same buffer and the same
-/// map `dirty`: copies the chunks of `changed`, all of which are in `dirty`, over what it has of them.
-/// Returns false when the vector has no place for a chunk.
+/// map `dirty`: copies the chunks of `changed`, all of which are in `dirty`, over what it has of
+/// them. Returns false when the vector has no place for a chunk.
 pub fn patch_buffer(
     bytes: &[u8],
     dirty: &[le::U32],
