@@ -196,6 +196,8 @@ pub(crate) struct DelayedConfig {
     pub(crate) is_on: bool,
     /// Whether every item keeps a unit of its own.
     pub(crate) is_by_item: bool,
+    /// Whether one thread alone flushes, so that the same items make the same blocks.
+    pub(crate) is_reproducible: bool,
     /// The limit from which on writers flush themselves, in bytes of memory.
     pub(crate) most_bytes: u64,
 }
@@ -213,6 +215,8 @@ pub(crate) struct Delayed {
     is_on: bool,
     /// Whether every item keeps a unit of its own.
     is_by_item: bool,
+    /// Whether one thread alone flushes.
+    is_reproducible: bool,
     /// The capacity of a leaf, in bytes.
     leaf: u32,
     backlog: Backlog,
@@ -231,6 +235,7 @@ impl Delayed {
             hasher: FixedState::default(),
             is_on: config.is_on,
             is_by_item: config.is_by_item,
+            is_reproducible: config.is_reproducible,
             leaf: u32::try_from(leaf_capacity(node_size)).expect("a node is at most 64 KiB"),
             backlog: Backlog::new(config.most_bytes),
             dirties: AtomicI64::new(0),
@@ -240,7 +245,12 @@ impl Delayed {
 
     /// A queue that never takes an item, for a volume with nodes of this size.
     pub(crate) fn off(node_size: u32) -> Self {
-        let config = DelayedConfig { is_on: false, is_by_item: false, most_bytes: 0 };
+        let config = DelayedConfig {
+            is_on: false,
+            is_by_item: false,
+            is_reproducible: false,
+            most_bytes: 0,
+        };
         Self::new(config, node_size, &Arc::default())
     }
 

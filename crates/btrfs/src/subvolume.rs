@@ -28,6 +28,7 @@ mod state;
 
 use std::collections::HashMap;
 
+use offshoot_btrfs_format::csum::ChecksumType;
 use offshoot_btrfs_format::dir::{dir_entries, name_hash};
 use offshoot_btrfs_format::inode::Timespec;
 use offshoot_btrfs_format::key::objectid;
@@ -46,6 +47,22 @@ use crate::transaction::root_item;
 use crate::tree::{Cursor, with_item};
 pub(crate) use drop::DropProgress;
 pub(crate) use state::SubvolumeState;
+
+/// A UUID that follows from these bytes.
+pub(crate) fn derived_uuid(parts: &[&[u8]]) -> Uuid {
+    let digest = ChecksumType::Sha256.compute(&parts.concat());
+    let bytes = digest.bytes()[..16].try_into().expect("16 of 32 bytes");
+    uuid::Builder::from_random_bytes(bytes).into_uuid()
+}
+
+/// The UUID of a new subvolume or snapshot.
+fn new_uuid(volume: &Rooms, id: TreeId) -> Uuid {
+    if !volume.options.is_reproducible {
+        return Uuid::new_v4();
+    }
+    let seed = volume.superblock().metadata_uuid;
+    derived_uuid(&[seed.as_bytes(), &id.0.to_le_bytes(), b"new subvolume"])
+}
 
 /// The name of the entry in the root tree that leads to the default subvolume.
 const DEFAULT: &[u8] = b"default";

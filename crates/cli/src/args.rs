@@ -50,6 +50,7 @@ use crate::live::ServedVolume;
 use crate::mount::is_called_by_mount;
 use crate::verbs::bench::{BENCH_HELP, BenchVerb};
 use crate::verbs::btrfs::storing::StoringArguments;
+use crate::verbs::build::{BUILD_HELP, BuildArguments};
 use crate::verbs::mkfs::{MKFS_HELP, MkfsArguments};
 
 // clap wraps lines that are longer than the terminal, so a paragraph is one line here.
@@ -73,6 +74,7 @@ Examples:
   offshoot extract disk.img out
   offshoot extract disk.img:/home --tar - | zstd > home.tar.zst
   offshoot mkfs new.img --size 4G
+  offshoot build root.img --from rootfs.tar.zst
   offshoot cp -r src new.img:/src
   offshoot subvolume snapshot -r disk.img:/home disk.img:/snapshots/monday
   offshoot ls --subvolume snapshots/monday disk.img
@@ -287,6 +289,9 @@ pub(crate) enum Verb {
     /// Make a volume of btrfs or XFS
     #[command(after_help = MKFS_HELP)]
     Mkfs(MkfsArguments),
+    /// Make a volume of btrfs or XFS and fill it from directories, archives and container images
+    #[command(after_help = BUILD_HELP)]
+    Build(Box<BuildArguments>),
     /// Mount a volume, or list what is mounted
     #[command(after_help = MOUNT_HELP)]
     Mount(MountArguments),

@@ -32,12 +32,17 @@ use crate::session::{Access, OpenTree, Opening, member_disk, open_tree_on};
 /// <https://reproducible-builds.org/specs/source-date-epoch/>. One run of the program uses one such
 /// time.
 pub(crate) fn moment() -> Result<Timestamp> {
+    Ok(source_date()?.unwrap_or_else(Timestamp::now))
+}
+
+/// The time that the environment sets, if it does.
+pub(crate) fn source_date() -> Result<Option<Timestamp>> {
     const VARIABLE: &str = "SOURCE_DATE_EPOCH";
-    let Some(text) = std::env::var_os(VARIABLE) else { return Ok(Timestamp::now()) };
+    let Some(text) = std::env::var_os(VARIABLE) else { return Ok(None) };
     let secs = text.to_str().and_then(|text| text.parse().ok()).ok_or_else(|| {
         VerbFailure::Usage(format!("{VARIABLE} is {}, not a number of seconds", text.display()))
     })?;
-    Ok(Timestamp { secs, nanos: 0 })
+    Ok(Some(Timestamp { secs, nanos: 0 }))
 }
 
 /// The user for whom a verb works, and the time of the changes.

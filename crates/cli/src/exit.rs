@@ -194,6 +194,8 @@ impl From<transfer::TransferFailure> for VerbFailure {
             has_mark @ transfer::TransferFailure::HasMark(_) => Self::Refused(format!(
                 "{has_mark}; write an archive (--tar FILE), or copy it (offshoot cp -a)"
             )),
+            source @ transfer::TransferFailure::Source(..) => Self::Refused(source.to_string()),
+            transfer::TransferFailure::Interrupted => Self::Refused("interrupted".to_owned()),
             transfer::TransferFailure::Archive(error) => {
                 Self::Host(transfer::TransferFailure::WRITING_ARCHIVE.to_owned(), error)
             }

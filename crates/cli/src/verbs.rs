@@ -3,6 +3,7 @@
 mod below;
 pub(crate) mod bench;
 pub(crate) mod btrfs;
+pub(crate) mod build;
 mod cat;
 mod chattr;
 mod check;
@@ -94,6 +95,7 @@ fn run(verb: &Verb, out: &mut dyn Write, console: &Arc<Console>) -> Result {
         Verb::Getfattr(arguments) => fattr::get(arguments, out, console),
         Verb::Property(verb) => property::run(verb, out, console),
         Verb::Mkfs(arguments) => mkfs::run(arguments, out),
+        Verb::Build(arguments) => build::run(arguments, out, console),
         Verb::Mount(arguments) => mount::mount(arguments, out, console),
         Verb::Unmount(arguments) => mount::unmount(arguments, out, console),
         Verb::InForce(arguments) => btrfs::in_force::run(arguments, out),

@@ -45,8 +45,10 @@ use crate::extract::{LinkTable, Problems, TransferCounters};
 use crate::host::{HostId, Process};
 use crate::{Hint, TransferProgress};
 pub use manner::{CopyReporter, Existing, Manner};
-use original::{HostFile, Original, StreamOriginal, VolumeFile};
+pub(crate) use original::{HostFile, Original, doing};
+use original::{StreamOriginal, VolumeFile};
 pub use preserve::{Preserve, PreservedAttribute};
+pub(crate) use target::is_refusal;
 
 /// How long a path may be that is made only to be shown, or to follow a link in its place.
 const SHOWN_PATH_MAX: usize = 64 << 10;

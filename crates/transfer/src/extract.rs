@@ -29,7 +29,7 @@ mod onto;
 mod problems;
 mod tar;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod total;
 mod tree;
 

@@ -5,6 +5,7 @@ use std::{fmt, io};
 use offshoot_vfs::escape::Escaped;
 use offshoot_vfs::{self as vfs, OsReason};
 
+use crate::build::SourceProblem;
 use crate::extract::MARK_NAME;
 
 /// Why a transfer did not begin, or could not go on.
@@ -19,6 +20,10 @@ pub enum TransferFailure {
     HasMark(Vec<u8>),
     /// Writing the archive failed.
     Archive(io::Error),
+    /// A source of a build, or the file at this path in it, cannot be used.
+    Source(Vec<u8>, SourceProblem),
+    /// The watcher ended the transfer.
+    Interrupted,
 }
 
 impl TransferFailure {
@@ -40,6 +45,8 @@ impl fmt::Display for TransferFailure {
                  extraction is gone on with",
                 Escaped(path)
             ),
+            Self::Source(place, problem) => write!(f, "{}: {problem}", Escaped(place)),
+            Self::Interrupted => f.write_str("interrupted"),
             Self::Archive(error) => {
                 write!(f, "{}: {}", Self::WRITING_ARCHIVE, OsReason(error))
             }

@@ -3,6 +3,7 @@
 //! | module | what it does |
 //! |---|---|
 //! | [`extract`] | out: a tree into a directory of the host, or as a tar stream |
+//! | [`build`] | in: from directories, archives and container images into a new volume |
 //! | [`copy`] | in: from the host, from another filesystem, from elsewhere in the same one |
 //! | [`stream`] | the contents of one file where there are no holes |
 //! | [`xattrs`] | the extended attributes of one file, where they are needed all at once |
@@ -17,6 +18,7 @@
 //! from which the program makes its exit status. `CopyTrouble` and `ExtractTrouble` are the problem
 //! of one file on its way to `Problems`; callers never see them.
 
+pub mod build;
 pub mod copy;
 pub mod extract;
 mod failure;

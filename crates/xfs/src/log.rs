@@ -98,11 +98,14 @@ pub(crate) struct XfsLogOptions {
     pub(crate) record_bytes: Option<u32>,
     /// What sizes of vectors are rounded up to.
     pub(crate) shadow_rounding: usize,
+    /// The threads that reserve room push contexts and bring them home, before they wait for it; no
+    /// background thread does. Transaction ids are those of the first contexts of any log.
+    pub(crate) is_in_line: bool,
 }
 
 impl Default for XfsLogOptions {
     fn default() -> Self {
-        Self { context_bytes: None, record_bytes: None, shadow_rounding: 512 }
+        Self { context_bytes: None, record_bytes: None, shadow_rounding: 512, is_in_line: false }
     }
 }
 
@@ -143,6 +146,7 @@ struct LogShared {
     tail_work: WorkSignal,
     /// The transaction id of the first checkpoint, less one.
     first_tid: u32,
+    is_in_line: bool,
     stop: Arc<WriteStop>,
     counters: LogCounters,
 }
@@ -211,7 +215,8 @@ impl XfsLog {
             throttle: ChangeSignal::default(),
             push_work: WorkSignal::default(),
             tail_work: WorkSignal::default(),
-            first_tid: random_number(),
+            first_tid: if options.is_in_line { 0 } else { random_number() },
+            is_in_line: options.is_in_line,
             stop: stop.clone(),
             counters: LogCounters::default(),
         });
@@ -269,7 +274,7 @@ impl XfsLog {
         let spend = |bytes| ticket.spend(bytes);
         let outcome = log.contexts.commit(items, &log.sizes, &log.counters, spend);
         let outcome = outcome.inspect_err(|error| log.fail(error))?;
-        if outcome.bytes >= log.context_bytes {
+        if outcome.bytes >= log.context_bytes && !log.is_in_line {
             log.push_work.want();
         }
         Ok(LogSequence(outcome.sequence))
@@ -399,6 +404,14 @@ impl LogShared {
         }
     }
 
+    /// Does the work of the background threads, where there is some and they do none.
+    fn keep_up_in_line(&self) -> Result<()> {
+        if self.is_in_line && self.contexts.current().bytes >= self.context_bytes {
+            self.push_tail()?;
+        }
+        Ok(())
+    }
+
     /// Waits while the context is twice as large as it may be.
     fn throttle(&self) -> Result<()> {
         self.throttle.wait_while(LOOK_AGAIN, || {
@@ -419,7 +432,9 @@ impl LogShared {
 
     /// Lets the background thread look whether the tail has to move.
     fn tend_tail(&self) {
-        self.tail_work.want();
+        if !self.is_in_line {
+            self.tail_work.want();
+        }
     }
 
     /// The transaction id of a checkpoint. Those in the log from before a crash are others.

@@ -35,6 +35,10 @@ pub struct XfsOptions {
     /// before it writes them; an error that it finds ends all writing. Builds with debug assertions
     /// prove all by default.
     pub proves_commits: bool,
+    /// Whether the log is written only at points that calls decide, and its transaction ids are not
+    /// random. Then the calls of one thread on a new volume, without a `sync_interval`, make the
+    /// same bytes each time. After a crash such a volume must not be used.
+    pub is_reproducible: bool,
     /// The callback that gets an [`XfsReport`](crate::XfsReport) of each problem that did not fail
     /// a call.
     pub reporter: Option<XfsReporter>,
@@ -50,6 +54,7 @@ impl Default for XfsOptions {
             shadow_round_bytes: 512,
             sync_interval: Some(Duration::from_secs(30)),
             proves_commits: cfg!(debug_assertions),
+            is_reproducible: false,
             reporter: None,
         }
     }

@@ -89,6 +89,7 @@ impl Engine {
         let config = DelayedConfig {
             is_on: options.mechanisms.has_delayed_items,
             is_by_item: options.mechanisms.reserves_by_item,
+            is_reproducible: options.is_reproducible,
             most_bytes: options.dirty_bytes / 8,
         };
         volume.rooms.delayed = Delayed::new(config, node_size, &stop);

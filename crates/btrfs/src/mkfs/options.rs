@@ -9,6 +9,7 @@ use uuid::Uuid;
 
 use super::features::MkfsFeatures;
 use super::invalid;
+use crate::subvolume::derived_uuid;
 
 /// The default node size, in bytes.
 const DEFAULT_NODE_SIZE: u32 = 16384;
@@ -200,9 +201,7 @@ impl MkfsOptions {
             &number.to_le_bytes(),
             purpose.as_bytes(),
         ];
-        let digest = ChecksumType::Sha256.compute(&parts.concat());
-        let bytes = digest.bytes()[..16].try_into().expect("16 of 32 bytes");
-        uuid::Builder::from_random_bytes(bytes).into_uuid()
+        derived_uuid(&parts)
     }
 }
 

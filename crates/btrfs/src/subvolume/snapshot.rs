@@ -34,7 +34,7 @@ use zerocopy::FromZeros;
 
 use super::create::{NEW_ITEMS, require_new_name};
 use super::items::{add_subvolume, change_root_item, uuids_with};
-use super::{SubvolumeState, require_subvolume};
+use super::{SubvolumeState, new_uuid, require_subvolume};
 use crate::inode::changes::{Changes, timespec};
 use crate::inode::entries::EntryTarget;
 use crate::inode::subvolume::{loaded, writable};
@@ -97,7 +97,7 @@ impl Snapshot<'_> {
         changes.add_entry(place, EntryTarget::subvolume(id), index, self.at)?;
         let generation = handle.generation();
         let moment = Generation(generation.0 - 1);
-        let mut item = self.root_item(&stored, generation, moment)?;
+        let mut item = self.root_item(&stored, new_uuid(volume, id), generation, moment)?;
         let uuids = uuids_with(volume, id, &item)?;
         let is_durable = changes.is_synchronous();
         handle.all_or_stop(|| {
@@ -117,6 +117,7 @@ impl Snapshot<'_> {
     fn root_item(
         self,
         source: &RootItem,
+        uuid: Uuid,
         generation: Generation,
         moment: Generation,
     ) -> Result<RootItem> {
@@ -125,7 +126,7 @@ impl Snapshot<'_> {
             generation,
             generation_v2: generation,
             last_snapshot: moment.0.into(),
-            uuid: Uuid::new_v4().into_bytes(),
+            uuid: uuid.into_bytes(),
             parent_uuid: source.uuid,
             otransid: generation,
             otime: timespec(self.at)?,

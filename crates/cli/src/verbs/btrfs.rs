@@ -1,5 +1,6 @@
 //! The verbs for what only btrfs has: its structures, subvolumes, mirrors and counters.
 
+pub(super) mod build;
 pub(super) mod dump;
 pub(super) mod in_force;
 pub(super) mod info;

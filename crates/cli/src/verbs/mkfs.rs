@@ -21,7 +21,8 @@ use crate::exit::{Result, VerbFailure};
 use crate::output::{human_size, write_line};
 use crate::verbs::{btrfs, xfs};
 pub(crate) use arguments::{
-    MKFS_HELP, MkfsArguments, NewVolumeFormat, XfsMkfsArguments, parse_node_size,
+    MKFS_HELP, MkfsArguments, NewVolumeArguments, NewVolumeFormat, XfsMkfsArguments,
+    parse_node_size, parse_owner,
 };
 
 /// The new volume.
@@ -33,7 +34,12 @@ struct NewVolumeInfo {
 }
 
 pub(super) fn run(arguments: &MkfsArguments, out: &mut dyn Write) -> Result {
-    let options = NewVolumeOptions::of(arguments)?;
+    let volume = &arguments.volume;
+    if volume.format == NewVolumeFormat::Xfs && arguments.devices.len() > 1 {
+        return Err(VerbFailure::Usage("an XFS volume has one device".to_owned()));
+    }
+    let owner = volume.root_owner.unwrap_or_else(caller);
+    let options = NewVolumeOptions::of(volume, owner, arguments.force)?;
     let layers = LayerArguments {
         offset: arguments.offset,
         image_format: arguments.image_format,
@@ -86,40 +92,51 @@ fn refuse_same(paths: &[PathBuf]) -> Result {
 }
 
 /// The options of the engine that makes the volume.
-enum NewVolumeOptions {
+pub(super) enum NewVolumeOptions {
     Btrfs(MkfsOptions),
     Xfs(XfsMkfsOptions),
 }
 
 impl NewVolumeOptions {
-    fn of(arguments: &MkfsArguments) -> Result<Self> {
-        if let Some(option) = arguments.foreign_option() {
-            let format = arguments.format;
+    /// Those that `volume` says. The root directory belongs to `owner`, and what is on the devices
+    /// is overwritten if `is_forced`.
+    pub(super) fn of(
+        volume: &NewVolumeArguments,
+        owner: (u32, u32),
+        is_forced: bool,
+    ) -> Result<Self> {
+        if let Some(option) = volume.foreign_option() {
+            let format = volume.format;
             return Err(VerbFailure::Usage(format!("{format} volumes have no {option}")));
         }
-        match arguments.format {
-            NewVolumeFormat::Btrfs => Ok(Self::Btrfs(btrfs::mkfs::options(arguments)?)),
-            NewVolumeFormat::Xfs if arguments.devices.len() > 1 => {
-                Err(VerbFailure::Usage("an XFS volume has one device".to_owned()))
-            }
-            NewVolumeFormat::Xfs => Ok(Self::Xfs(xfs::mkfs::options(arguments)?)),
-        }
+        Ok(match volume.format {
+            NewVolumeFormat::Btrfs => Self::Btrfs(MkfsOptions {
+                root_owner: owner,
+                is_forced,
+                ..btrfs::mkfs::options(volume)?
+            }),
+            NewVolumeFormat::Xfs => Self::Xfs(XfsMkfsOptions {
+                root_owner: owner,
+                is_forced,
+                ..xfs::mkfs::options(volume)?
+            }),
+        })
     }
 
-    fn make(&self, devices: &[Arc<dyn BlockDevice>]) -> offshoot_vfs::Result<Uuid> {
+    /// Makes the volume.
+    pub(super) fn make(&self, devices: &[Arc<dyn BlockDevice>]) -> offshoot_vfs::Result<Uuid> {
         match self {
             Self::Btrfs(options) => mkfs(devices, options),
-            // `of` requires that there is one.
+            // The verb requires that there is one.
             Self::Xfs(options) => mkfs_xfs(&*devices[0], options),
         }
     }
 }
 
-/// Whom the root directory belongs to: the caller, so that this user can write to the volume when
-/// it is mounted, unless the arguments say it.
-pub(super) fn root_owner(arguments: &MkfsArguments) -> (u32, u32) {
-    let caller = || (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-    arguments.root_owner.unwrap_or_else(caller)
+/// The user of the program. The root directory belongs to this user, who then can write to the
+/// volume when it is mounted.
+fn caller() -> (u32, u32) {
+    (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw())
 }
 
 /// Contradictory options are wrong usage; every other error is a failure.

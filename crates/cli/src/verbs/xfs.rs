@@ -1,5 +1,6 @@
 //! What verbs show and take that only XFS has.
 
+pub(super) mod build;
 pub(super) mod check;
 pub(super) mod dump;
 pub(super) mod info;

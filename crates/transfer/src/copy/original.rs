@@ -22,7 +22,7 @@ use super::target::PIECE_BYTES;
 use crate::xattrs::{XattrPair, held_xattrs};
 
 /// A file to be copied.
-pub(super) trait Original {
+pub(crate) trait Original {
     /// Its attributes.
     fn attr(&self) -> &Attr;
 
@@ -98,7 +98,7 @@ impl Original for VolumeFile<'_> {
 
 /// A file of the host. Regular files and directories are open; all else is reached through the
 /// directory and the name, because opening it might do something.
-pub(super) struct HostFile<'a> {
+pub(crate) struct HostFile<'a> {
     attr: Attr,
     file: Option<File>,
     directory: BorrowedFd<'a>,
@@ -106,13 +106,13 @@ pub(super) struct HostFile<'a> {
 }
 
 /// Gives an error of the host the name of what was being done.
-pub(super) fn doing(what: &'static str) -> impl Fn(Errno) -> Error {
+pub(crate) fn doing(what: &'static str) -> impl Fn(Errno) -> Error {
     move |errno| Error::io(what, errno)
 }
 
 impl<'a> HostFile<'a> {
     /// The file at `path`. A symbolic link at its end is followed if `is_followed`.
-    pub(super) fn named(path: &Path, is_followed: bool) -> Result<HostFile<'static>> {
+    pub(crate) fn named(path: &Path, is_followed: bool) -> Result<HostFile<'static>> {
         let at_flags = if is_followed { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };
         let stat = fs::statat(CWD, path, at_flags).map_err(doing("looking at it"))?;
         let file_type = attr_of(&stat)?.file_type;
@@ -120,7 +120,7 @@ impl<'a> HostFile<'a> {
     }
 
     /// The file `name` in `directory`. The directory gave its type.
-    pub(super) fn found(
+    pub(crate) fn found(
         directory: BorrowedFd<'a>,
         name: &SafeName,
         file_type: FileType,
@@ -159,7 +159,7 @@ impl<'a> HostFile<'a> {
     }
 
     /// The open directory.
-    pub(super) fn into_directory(self) -> Result<OwnedFd> {
+    pub(crate) fn into_directory(self) -> Result<OwnedFd> {
         self.file.map(Into::into).ok_or_else(|| Error::posix(Errno::NOTDIR, "opening it"))
     }
 

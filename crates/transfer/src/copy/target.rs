@@ -565,7 +565,7 @@ fn set_xattrs(
 }
 
 /// Whether the volume has no place for this attribute, but for others.
-fn is_refusal(error: &Error) -> bool {
+pub(crate) fn is_refusal(error: &Error) -> bool {
     matches!(
         error.errno(),
         Errno::OPNOTSUPP

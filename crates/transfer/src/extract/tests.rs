@@ -18,7 +18,7 @@ use crate::host::Process;
 use crate::{Hint, TransferProgress, Watcher, Worst};
 
 /// Prints every report. The harness shows that for a test that fails.
-struct Printed;
+pub(crate) struct Printed;
 
 impl Watcher for Printed {
     fn words(&self, _: Hint) -> &'static str {
@@ -70,7 +70,7 @@ fn mark() -> Mark {
     Mark { place: "a place".into(), state: "a state".into() }
 }
 
-fn process() -> Process {
+pub(crate) fn process() -> Process {
     Process::prepare().expect("the host lets us")
 }
 

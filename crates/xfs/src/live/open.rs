@@ -46,7 +46,8 @@ pub(crate) fn open_live(
     let reporter = options.reporter.as_ref();
     let age = options.sync_interval.unwrap_or(USUAL_AGE);
     let shadow_rounding = options.shadow_round_bytes;
-    let log_options = XfsLogOptions { shadow_rounding, ..XfsLogOptions::default() };
+    let is_in_line = options.is_reproducible;
+    let log_options = XfsLogOptions { shadow_rounding, is_in_line, ..XfsLogOptions::default() };
     let limits = BufferLimits { bytes: options.dirty_bytes, age };
     let stop = WriteStop::new(Some(telling(reporter.cloned())));
     let (buffers, superblock) = (opened.buffers.clone(), &opened.superblock);

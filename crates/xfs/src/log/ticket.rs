@@ -31,6 +31,7 @@ impl LogTicket {
             );
             return Err(Error::corrupt(Structure::Superblock, problem));
         }
+        log.keep_up_in_line()?;
         log.throttle()?;
         log.space.reserve(all, || log.wait_for_room())?;
         Ok(Self { log: log.clone(), step, more: steps - 1, left: step })

@@ -6,9 +6,9 @@ use uuid::Uuid;
 
 use crate::edit::moment;
 use crate::exit::Result;
-use crate::verbs::mkfs::{MkfsArguments, root_owner, usage};
+use crate::verbs::mkfs::{NewVolumeArguments, usage};
 
-pub(in crate::verbs) fn options(arguments: &MkfsArguments) -> Result<MkfsOptions> {
+pub(in crate::verbs) fn options(arguments: &NewVolumeArguments) -> Result<MkfsOptions> {
     let mut features = MkfsFeatures::default();
     for list in &arguments.features {
         features.apply(list).map_err(usage)?;
@@ -21,8 +21,6 @@ pub(in crate::verbs) fn options(arguments: &MkfsArguments) -> Result<MkfsOptions
         metadata: arguments.metadata,
         data: arguments.data,
         features,
-        is_forced: arguments.force,
-        root_owner: root_owner(arguments),
         ..MkfsOptions::new(fsid, moment()?)
     })
 }

@@ -48,9 +48,6 @@ pub(crate) struct MkfsArguments {
     /// The images or block devices that the volume is made of; one for XFS
     #[arg(value_name = "DEVICE", required = true)]
     pub(crate) devices: Vec<PathBuf>,
-    /// The format of the volume
-    #[arg(long, value_name = "FORMAT", default_value = "btrfs")]
-    pub(crate) format: NewVolumeFormat,
     /// Make images of this size; one that is there is made longer, never shorter
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub(crate) size: Option<u64>,
@@ -65,6 +62,22 @@ pub(crate) struct MkfsArguments {
     /// beside it
     #[arg(long)]
     pub(crate) backing: bool,
+    /// Overwrite what is on the devices
+    #[arg(short = 'f', long)]
+    pub(crate) force: bool,
+    /// Write what was made as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) volume: NewVolumeArguments,
+}
+
+/// What a new volume is. `mkfs` and `build` make volumes.
+#[derive(Args)]
+pub(crate) struct NewVolumeArguments {
+    /// The format of the volume
+    #[arg(long, value_name = "FORMAT", default_value = "btrfs")]
+    pub(crate) format: NewVolumeFormat,
     /// The label, up to 255 bytes; on XFS up to 12
     #[arg(short = 'L', long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     pub(crate) label: String,
@@ -92,12 +105,6 @@ pub(crate) struct MkfsArguments {
     /// Whom the root directory belongs to: the caller otherwise
     #[arg(long, value_name = "UID:GID", value_parser = parse_owner)]
     pub(crate) root_owner: Option<(u32, u32)>,
-    /// Overwrite what is on the devices
-    #[arg(short = 'f', long)]
-    pub(crate) force: bool,
-    /// Write what was made as JSON
-    #[arg(long)]
-    pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) xfs: XfsMkfsArguments,
 }
@@ -145,7 +152,7 @@ pub(crate) struct XfsMkfsArguments {
     pub(crate) inode_percent: Option<u8>,
 }
 
-impl MkfsArguments {
+impl NewVolumeArguments {
     /// An option that was given and that volumes of this format do not have.
     pub(super) fn foreign_option(&self) -> Option<&'static str> {
         let xfs = &self.xfs;
@@ -179,7 +186,7 @@ fn parse_unit(text: &str) -> Result<u32, String> {
 }
 
 /// An owner as two numbers, `UID:GID`.
-fn parse_owner(text: &str) -> Result<(u32, u32), String> {
+pub(crate) fn parse_owner(text: &str) -> Result<(u32, u32), String> {
     let pair =
         text.split_once(':').and_then(|(uid, gid)| Some((uid.parse().ok()?, gid.parse().ok()?)));
     pair.ok_or_else(|| "two numbers are expected, as in 1000:1000".to_owned())

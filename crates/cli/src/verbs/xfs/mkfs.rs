@@ -5,9 +5,9 @@ use uuid::Uuid;
 
 use crate::edit::moment;
 use crate::exit::Result;
-use crate::verbs::mkfs::{MkfsArguments, XfsMkfsArguments, root_owner, usage};
+use crate::verbs::mkfs::{NewVolumeArguments, XfsMkfsArguments, usage};
 
-pub(in crate::verbs) fn options(arguments: &MkfsArguments) -> Result<XfsMkfsOptions> {
+pub(in crate::verbs) fn options(arguments: &NewVolumeArguments) -> Result<XfsMkfsOptions> {
     let mut features = XfsMkfsFeatures::default();
     // One list, as its names may depend on each other.
     features.apply(&arguments.features.join(",")).map_err(usage)?;
@@ -28,7 +28,6 @@ pub(in crate::verbs) fn options(arguments: &MkfsArguments) -> Result<XfsMkfsOpti
     let defaults = XfsMkfsOptions::new(uuid, moment()?);
     Ok(XfsMkfsOptions {
         label: arguments.label.clone(),
-        root_owner: root_owner(arguments),
         block_size: block_size.unwrap_or(defaults.block_size),
         sector_size,
         inode_size: inode_size.unwrap_or(defaults.inode_size),
@@ -40,7 +39,6 @@ pub(in crate::verbs) fn options(arguments: &MkfsArguments) -> Result<XfsMkfsOpti
         log_stripe,
         inode_percent,
         features,
-        is_forced: arguments.force,
         ..defaults
     })
 }

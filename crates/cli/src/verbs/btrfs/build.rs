@@ -1,0 +1,155 @@
+//! A volume of btrfs that is filled once.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+
+use offshoot_btrfs::{BtrfsVolume, EngineOptions, Filesystem};
+use offshoot_btrfs_format::TreeId;
+use offshoot_btrfs_format::chunk::Profile;
+use offshoot_device::BlockDevice;
+use offshoot_transfer::build::SourceSize;
+use offshoot_vfs::path::{LastLink, at_path, resolve};
+use offshoot_vfs::{
+    self as vfs, EntryPlace, Errno, FileSystem, FileSystemMut, NewFile, Timestamp, Volume,
+};
+
+use super::storing::Storing;
+use crate::exit::{Result, VerbFailure};
+use crate::output::{Console, Escaped};
+use crate::verbs::build::FreshVolume;
+use crate::verbs::mkfs::NewVolumeArguments;
+
+/// The least size of a volume: below it the engine finds no room for chunks of a fitting size.
+const LEAST_BYTES: u64 = 128 << 20;
+
+/// What a file takes in trees beside its names and attributes, with the leaves that are not full:
+/// an inode, its names, an extent, and what the extent tree and the checksums say of that.
+const ENTRY_BYTES: u64 = 900;
+
+/// How often a name is in trees.
+const NAME_COPIES: u64 = 4;
+
+/// A subvolume that a build makes.
+pub(in crate::verbs) struct NewSubvolume {
+    path: Vec<u8>,
+    is_read_only: bool,
+    is_default: bool,
+}
+
+impl NewSubvolume {
+    /// The subvolume that an option names: a path, or a kind, a colon and a path.
+    pub(in crate::verbs) fn parse(text: &OsStr) -> Result<Self> {
+        let text = text.as_bytes();
+        let kinds: [(&[u8], bool, bool); 4] = [
+            (b"rw:", false, false),
+            (b"ro:", true, false),
+            (b"default:", false, true),
+            (b"default-ro:", true, true),
+        ];
+        let of_kind = |&(kind, is_read_only, is_default): &(&[u8], bool, bool)| {
+            text.strip_prefix(kind).map(|path| (path.to_vec(), is_read_only, is_default))
+        };
+        let found = kinds.iter().find_map(of_kind);
+        let (path, is_read_only, is_default) = found.unwrap_or((text.to_vec(), false, false));
+        let names = || path.split(|&byte| byte == b'/');
+        let is_path = names().any(|name| !matches!(name, b"" | b"."));
+        if !is_path || names().any(|name| name == b"..") {
+            let message = format!("{} is no path of a subvolume", Escaped(text));
+            return Err(VerbFailure::Usage(message));
+        }
+        Ok(Self { path, is_read_only, is_default })
+    }
+
+    /// Its id, when it was made.
+    fn id(&self, fs: &Filesystem) -> vfs::Result<TreeId> {
+        Ok(TreeId(resolve(fs, &self.path, LastLink::Keep)?.dev))
+    }
+}
+
+/// Makes the subvolumes, and the directories that lead to them, in an empty volume. What the
+/// sources have at their paths becomes their contents.
+pub(in crate::verbs) fn make_subvolumes(
+    fs: &Filesystem,
+    subvolumes: &[NewSubvolume],
+    new: &NewFile,
+) -> vfs::Result<()> {
+    for NewSubvolume { path, .. } in subvolumes {
+        let fail = |error| at_path(error, path);
+        let names: Vec<&[u8]> =
+            path.split(|&byte| byte == b'/').filter(|name| !matches!(*name, b"" | b".")).collect();
+        let Some((name, way)) = names.split_last() else { continue };
+        let mut dir = fs.root();
+        for name in way {
+            let made = fs.mkdir(EntryPlace { dir, name }, new);
+            dir = match made {
+                Err(error) if error.errno() == Errno::EXIST => {
+                    fs.lookup(dir, name).map_err(fail)?
+                }
+                made => made.map_err(fail)?,
+            };
+        }
+        fs.create_subvolume(EntryPlace { dir, name }, new).map_err(fail)?;
+    }
+    Ok(())
+}
+
+/// Makes subvolumes that are filled read-only, and one the default one, as it was asked for.
+pub(in crate::verbs) fn settle_subvolumes(
+    fs: &Filesystem,
+    subvolumes: &[NewSubvolume],
+    at: Timestamp,
+) -> vfs::Result<()> {
+    for subvolume in subvolumes {
+        let id = subvolume.id(fs).map_err(|error| at_path(error, &subvolume.path))?;
+        if subvolume.is_default {
+            fs.volume().set_default_subvolume(id)?;
+        }
+        if subvolume.is_read_only {
+            fs.volume().set_read_only(id, true, at)?;
+        }
+    }
+    Ok(())
+}
+
+/// Opens a new volume to be filled. It commits when it must, and at no times of its own, so the
+/// same calls make the same volume.
+pub(in crate::verbs) fn open_new(
+    device: Arc<dyn BlockDevice>,
+    storing: Storing,
+    console: &Arc<Console>,
+) -> vfs::Result<FreshVolume> {
+    let console = console.clone();
+    let mut options = EngineOptions {
+        commit_interval: None,
+        is_reproducible: true,
+        reporter: Some(Arc::new(move |report| console.warning(report))),
+        ..EngineOptions::default()
+    };
+    storing.apply_to(&mut options);
+    let volume = BtrfsVolume::open_writable(vec![device], &options)?;
+    let tree = volume.filesystem(TreeId::FS)?;
+    let files = volume.clone().files(TreeId::FS.0)?;
+    Ok(FreshVolume { volume, files, btrfs: Some(tree) })
+}
+
+/// The size of a volume that has room for `size`: an estimate that is rather too large. Compression
+/// is left out of it.
+pub(in crate::verbs) fn size_for(size: &SourceSize, arguments: &NewVolumeArguments) -> u64 {
+    let copies = |profile: Option<Profile>, usual| match profile {
+        None => usual,
+        Some(Profile::Single) => 1,
+        Some(_) => 2,
+    };
+    let data = size.sector_bytes.saturating_mul(copies(arguments.data, 1));
+    // Checksums take up to 32 bytes for each sector.
+    let items = (size.entries.saturating_mul(ENTRY_BYTES))
+        .saturating_add(size.text_bytes.saturating_mul(NAME_COPIES))
+        .saturating_add(size.sector_bytes / 128);
+    let metadata = items.saturating_mul(copies(arguments.metadata, 2));
+    let all = data.saturating_add(metadata);
+    // Data and metadata have chunks of their own, of a tenth of a small volume and of 1 GiB in a
+    // large one, and the last of each is not full.
+    let rest = (all / 5).clamp(64 << 20, 3 << 30);
+    all.saturating_add(rest).max(LEAST_BYTES).next_multiple_of(1 << 20)
+}

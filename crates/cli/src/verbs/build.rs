@@ -1,0 +1,335 @@
+//! `offshoot build`: makes a volume and fills it.
+//!
+//! The image is built under a temporary name beside its own and renamed at the end, so under its
+//! own name there never is a half one. Without `--size` the sources are measured first; where the
+//! size turns out too small, the build starts again with twice of it.
+
+mod arguments;
+
+use std::fs::{self, Permissions};
+use std::io::{self, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+use offshoot_btrfs::Filesystem;
+use offshoot_device::{BlockDevice, FileDevice};
+use offshoot_transfer::TransferFailure;
+use offshoot_transfer::build::{
+    BuildInput, BuildOptions, BuildSource, SourceSize, build, measure_sources,
+};
+use offshoot_transfer::extract::ExtractOutcome;
+use offshoot_transfer::host::{Process, host_id_of_file, umask};
+use offshoot_vfs::{self as vfs, Errno, FileSystemMut, NewFile, SetAttr, Volume};
+use serde::Serialize;
+use tempfile::{NamedTempFile, TempPath};
+use uuid::Uuid;
+
+use crate::edit::{moment, source_date};
+use crate::exit::{ExitStatus, Result, VerbFailure, reported};
+use crate::interrupt;
+use crate::output::{Console, Escaped, human_size, json_name, write_line};
+use crate::verbs::btrfs::build::NewSubvolume;
+use crate::verbs::mkfs::{NewVolumeArguments, NewVolumeFormat, NewVolumeOptions, usage};
+use crate::verbs::{btrfs, xfs};
+pub(crate) use arguments::{BUILD_HELP, BuildArguments};
+
+/// How often a build starts again with a larger volume.
+const GROWN_MAX: u32 = 4;
+
+/// A new volume that is open.
+pub(in crate::verbs) struct FreshVolume {
+    pub(in crate::verbs) volume: Arc<dyn Volume>,
+    /// Its files.
+    pub(in crate::verbs) files: Box<dyn FileSystemMut>,
+    /// The same with what only btrfs has.
+    pub(in crate::verbs) btrfs: Option<Filesystem>,
+}
+
+/// What was built.
+#[derive(Serialize)]
+struct BuiltImage {
+    /// The image, as a JSON name.
+    image: String,
+    format: &'static str,
+    uuid: Uuid,
+    total_bytes: u64,
+    /// What the image takes on the host, where it has holes.
+    image_bytes: u64,
+    #[serde(flatten)]
+    outcome: ExtractOutcome,
+}
+
+pub(super) fn run(
+    arguments: &BuildArguments,
+    out: &mut dyn Write,
+    console: &Arc<Console>,
+) -> Result {
+    let begin = Instant::now();
+    let inputs = arguments.sources.inputs()?;
+    require_measurable(arguments, &inputs)?;
+    let subvolumes: Vec<_> =
+        arguments.subvolumes.iter().map(|text| NewSubvolume::parse(text)).collect::<Result<_>>()?;
+    let given = (!subvolumes.is_empty()).then_some("--subvolume");
+    if arguments.volume.format == NewVolumeFormat::Xfs
+        && let Some(option) = given.or(arguments.storing.given())
+    {
+        return Err(VerbFailure::Usage(format!("XFS volumes have no {option}")));
+    }
+    let owner = arguments.owner.unwrap_or((0, 0));
+    let owner = arguments.volume.root_owner.unwrap_or(owner);
+    let made = NewVolumeOptions::of(&arguments.volume, owner, false)?;
+    let image = ImagePath::of(&arguments.image, arguments.force)?;
+    interrupt::watch(console)?;
+    let permissions = 0o666 & !umask();
+    let process = Process::prepare()?;
+    let mut options = BuildOptions::new(moment()?);
+    options.latest = source_date()?;
+    options.owner = arguments.owner;
+    for pattern in &arguments.exclude {
+        options.exclude(pattern.as_bytes());
+    }
+    options.images.extend(host_id_of_file(&image.path));
+    let run =
+        BuildRun { arguments, inputs, subvolumes, made, image, permissions, process, console };
+    let (mut size_bytes, expected) = if let Some(bytes) = arguments.size {
+        (bytes, run.expected(&options)?)
+    } else {
+        let size = run.measure(&options)?;
+        (size_for(&size, &arguments.volume), Some(size.data_bytes))
+    };
+    let mut grown = 0;
+    let built = loop {
+        match run.build(size_bytes, &mut options, expected) {
+            Err(failure) if grown < GROWN_MAX && arguments.size.is_none() && is_full(&failure) => {
+                (size_bytes, grown) = (size_bytes.saturating_mul(2), grown + 1);
+            }
+            built => break built?,
+        }
+    };
+    let worst = built.outcome.worst;
+    if arguments.json {
+        write_line(out, &built)?;
+    } else {
+        let seconds = begin.elapsed().as_secs_f64();
+        writeln!(out, "{}, in {seconds:.1} s", built.summary(arguments))?;
+    }
+    reported(worst)
+}
+
+/// Refuses sources that cannot be measured, unless the size is given.
+fn require_measurable(arguments: &BuildArguments, inputs: &[BuildInput]) -> Result {
+    let is_stdin = |input: &&BuildInput| matches!(input.source, BuildSource::Stream);
+    if inputs.iter().filter(is_stdin).count() > 1 {
+        return Err(VerbFailure::Usage("standard input (-) is one source, and not two".into()));
+    }
+    if arguments.size.is_none() && inputs.iter().any(|input| input.source.is_stream()) {
+        let message = "how much comes from a pipe is not known before its end: say how large the \
+                       volume is to be with --size";
+        return Err(VerbFailure::Usage(message.into()));
+    }
+    Ok(())
+}
+
+/// Whether the volume was too small.
+fn is_full(failure: &VerbFailure) -> bool {
+    matches!(failure, VerbFailure::Volume(error) if error.errno() == Errno::NOSPC)
+}
+
+fn size_for(size: &SourceSize, arguments: &NewVolumeArguments) -> u64 {
+    match arguments.format {
+        NewVolumeFormat::Btrfs => btrfs::build::size_for(size, arguments),
+        NewVolumeFormat::Xfs => xfs::build::size_for(size, arguments),
+    }
+}
+
+/// Where the image will be.
+struct ImagePath {
+    /// Links are followed.
+    path: PathBuf,
+    /// Its directory.
+    directory: PathBuf,
+    /// An image that is there is replaced.
+    is_replaced: bool,
+}
+
+impl ImagePath {
+    fn of(path: &Path, is_forced: bool) -> Result<Self> {
+        let failed = |error| VerbFailure::Host(path.display().to_string(), error);
+        let path = match fs::canonicalize(path) {
+            Ok(existing) => {
+                if !existing.is_file() {
+                    let message = "it is no regular file, and an image is built as one: make a \
+                                   volume there with `offshoot mkfs` and fill it with `offshoot cp`";
+                    return Err(VerbFailure::Refused(format!("{}: {message}", path.display())));
+                }
+                if !is_forced {
+                    let message = "it exists already; --force replaces it";
+                    return Err(VerbFailure::Refused(format!("{}: {message}", path.display())));
+                }
+                existing
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => path.to_path_buf(),
+            Err(error) => return Err(failed(error)),
+        };
+        let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+        let directory = directory.unwrap_or(Path::new(".")).to_path_buf();
+        Ok(Self { path, directory, is_replaced: is_forced })
+    }
+
+    fn failed(&self, error: io::Error) -> VerbFailure {
+        VerbFailure::Host(self.path.display().to_string(), error)
+    }
+
+    /// A new file beside the image, which goes when it is dropped.
+    fn temporary(&self, permissions: u32) -> Result<TempPath> {
+        let file = tempfile::Builder::new()
+            .prefix(".offshoot-build-")
+            .permissions(Permissions::from_mode(permissions))
+            .tempfile_in(&self.directory);
+        file.map(NamedTempFile::into_temp_path).map_err(|error| self.failed(error))
+    }
+
+    /// Gives `temporary` the name of the image.
+    fn take(&self, temporary: TempPath) -> Result {
+        let taken = if self.is_replaced {
+            temporary.persist(&self.path)
+        } else {
+            temporary.persist_noclobber(&self.path)
+        };
+        taken.map_err(|failure| self.failed(failure.error))
+    }
+}
+
+/// One run of the verb.
+struct BuildRun<'a> {
+    arguments: &'a BuildArguments,
+    inputs: Vec<BuildInput>,
+    subvolumes: Vec<NewSubvolume>,
+    made: NewVolumeOptions,
+    image: ImagePath,
+    permissions: u32,
+    process: Process,
+    console: &'a Arc<Console>,
+}
+
+impl BuildRun<'_> {
+    fn measure(&self, options: &BuildOptions) -> Result<SourceSize> {
+        let size = measure_sources(&self.inputs, options, self.process, &**self.console);
+        size.map_err(|failure| self.ended(failure))
+    }
+
+    /// How many bytes of data come, if there is a progress line that shows it, and counting them
+    /// costs little.
+    fn expected(&self, options: &BuildOptions) -> Result<Option<u64>> {
+        let is_shown = io::IsTerminal::is_terminal(&io::stderr());
+        let is_known = self.inputs.iter().all(|input| input.source.is_directory());
+        if !is_shown || !is_known {
+            return Ok(None);
+        }
+        self.measure(options).map(|size| Some(size.data_bytes))
+    }
+
+    /// Makes the volume and fills it.
+    fn build(
+        &self,
+        size_bytes: u64,
+        options: &mut BuildOptions,
+        expected: Option<u64>,
+    ) -> Result<BuiltImage> {
+        let temporary = self.image.temporary(self.permissions)?;
+        options.images.extend(host_id_of_file(&temporary));
+        let device = FileDevice::create(&temporary, size_bytes);
+        let device: Arc<dyn BlockDevice> =
+            Arc::new(device.map_err(|error| self.image.failed(error))?);
+        let uuid = self.made.make(std::slice::from_ref(&device)).map_err(usage)?;
+        let fresh = match self.arguments.volume.format {
+            NewVolumeFormat::Btrfs => {
+                let storing = self.arguments.storing.chosen();
+                btrfs::build::open_new(device, storing, self.console)
+            }
+            NewVolumeFormat::Xfs => xfs::build::open_new(device, self.console),
+        }?;
+        let outcome = self.fill(&fresh, options, expected);
+        let outcome = outcome.map_err(|failure| self.ended(failure))?;
+        Self::close(fresh)?;
+        let metadata = fs::metadata(&temporary).map_err(|error| self.image.failed(error))?;
+        if interrupt::is_interrupted() {
+            return Err(self.ended(TransferFailure::Interrupted));
+        }
+        self.image.take(temporary)?;
+        Ok(BuiltImage {
+            image: json_name(self.arguments.image.as_os_str().as_bytes()),
+            format: match self.arguments.volume.format {
+                NewVolumeFormat::Btrfs => "btrfs",
+                NewVolumeFormat::Xfs => "xfs",
+            },
+            uuid,
+            total_bytes: size_bytes,
+            image_bytes: metadata.blocks().saturating_mul(512),
+            outcome,
+        })
+    }
+
+    fn fill(
+        &self,
+        fresh: &FreshVolume,
+        options: &BuildOptions,
+        expected: Option<u64>,
+    ) -> Result<ExtractOutcome, TransferFailure> {
+        let (inputs, console) = (&self.inputs, &**self.console);
+        if let Some(tree) = &fresh.btrfs {
+            let (uid, gid) = self.arguments.owner.unwrap_or((0, 0));
+            let new = NewFile { permissions: 0o755, uid, gid, umask: None, at: options.at };
+            btrfs::build::make_subvolumes(tree, &self.subvolumes, &new)?;
+        }
+        let outcome = build(&*fresh.files, inputs, options, self.process, console, expected)?;
+        // That of the options counts before that of the sources.
+        if let Some((uid, gid)) = self.arguments.volume.root_owner {
+            let set = SetAttr { uid: Some(uid), gid: Some(gid), ..SetAttr::default() };
+            fresh.files.set_attr(fresh.files.root(), &set, options.at)?;
+        }
+        if let Some(tree) = &fresh.btrfs {
+            btrfs::build::settle_subvolumes(tree, &self.subvolumes, options.at)?;
+        }
+        Ok(outcome)
+    }
+
+    /// Makes everything durable and ends the use of the volume.
+    fn close(FreshVolume { volume, files, btrfs: _ }: FreshVolume) -> Result {
+        let synced = files.sync();
+        let closed: vfs::Result<()> = synced.and(volume.shut_down());
+        Ok(closed?)
+    }
+
+    /// Why a build ended, for the user.
+    fn ended(&self, failure: TransferFailure) -> VerbFailure {
+        if let TransferFailure::Interrupted = failure {
+            let image = Escaped(self.arguments.image.as_os_str().as_bytes());
+            self.console.error(&format_args!("interrupted: {image} was not made"));
+            return VerbFailure::Reported(ExitStatus::Failed);
+        }
+        failure.into()
+    }
+}
+
+impl BuiltImage {
+    fn summary(&self, arguments: &BuildArguments) -> String {
+        let Self { uuid, outcome, .. } = self;
+        let files = |count: u64, one: &str, many: &str| match count {
+            1 => format!("1 {one}"),
+            count => format!("{count} {many}"),
+        };
+        format!(
+            "built {} volume {uuid}, {}, with {} in {}, {} of data; the image takes {}",
+            arguments.volume.format,
+            human_size(self.total_bytes),
+            files(outcome.files, "file", "files"),
+            files(outcome.directories, "directory", "directories"),
+            human_size(outcome.bytes),
+            human_size(self.image_bytes),
+        )
+    }
+}

@@ -1,0 +1,100 @@
+//! `offshoot build` as a user runs it. Tests of what both formats have run on both ([`format`]).
+//!
+//! | module | judge |
+//! |---|---|
+//! | `judged` | the check of the format, and the kernel, whose mount shows what the source has |
+//! | `refused` | what must be refused, and that nothing is left of it |
+//! | `same` | the bytes of images that are built again |
+
+#[path = "../shared/format.rs"]
+mod format;
+mod judged;
+#[path = "../shared/lines.rs"]
+mod lines;
+#[path = "../shared/program.rs"]
+mod other_program;
+mod refused;
+mod same;
+
+use std::any::Any;
+use std::path::{Path, PathBuf};
+
+use format::{is_xfs, on_both};
+use lines::{does, fails, offshoot, program, words};
+use offshoot_testkit::btrfs::disks::{Disks, MountedMembers, assert_image_checks};
+use offshoot_testkit::xfs::disk::XfsDisk;
+
+/// The name of the format that a test runs on.
+fn format_name() -> &'static str {
+    if is_xfs() { "xfs" } else { "btrfs" }
+}
+
+/// Has `btrfs check` or `xfs_repair` look at the image.
+#[track_caller]
+fn check(judges: &Judges, image: &Path) {
+    match judges {
+        Judges::Btrfs(_) => assert_image_checks(image),
+        Judges::Xfs(judges) => XfsDisk::served(judges, image).assert_checks(),
+    }
+}
+
+/// A volume that the kernel has mounted.
+struct KernelMount {
+    path: PathBuf,
+    _mount: Box<dyn Any>,
+    _disk: Option<Box<dyn Any>>,
+}
+
+/// The proof that the judges of the format are there.
+enum Judges {
+    Btrfs(offshoot_testkit::btrfs::judges::Judges),
+    Xfs(offshoot_testkit::xfs::judges::XfsJudges),
+}
+
+impl Judges {
+    fn require() -> Option<Self> {
+        if is_xfs() {
+            offshoot_testkit::xfs::judges::require().map(Self::Xfs)
+        } else {
+            offshoot_testkit::btrfs::judges::require().map(Self::Btrfs)
+        }
+    }
+
+    /// A new volume of the format, mounted by the kernel to be filled.
+    fn scratch(&self, mib: u64) -> KernelMount {
+        match self {
+            Self::Btrfs(judges) => {
+                let disks = Disks::create(judges, 1, mib);
+                disks.mkfs(&[]);
+                let mount = disks.mount("noatime");
+                let path = mount.path().to_owned();
+                KernelMount { path, _mount: Box::new(mount), _disk: Some(Box::new(disks)) }
+            }
+            Self::Xfs(judges) => {
+                let disk = XfsDisk::create(judges, mib);
+                disk.mkfs("");
+                let mount = disk.mount("noatime", &[]);
+                let path = mount.path().to_owned();
+                KernelMount { path, _mount: Box::new(mount), _disk: Some(Box::new(disk)) }
+            }
+        }
+    }
+
+    /// An image, mounted by the kernel.
+    fn mount(&self, image: &Path) -> KernelMount {
+        match self {
+            Self::Btrfs(_) => {
+                let mount = MountedMembers::try_new(&[image.to_path_buf()], "ro,noatime")
+                    .unwrap_or_else(|reason| panic!("{reason}"));
+                let path = mount.path().to_owned();
+                KernelMount { path, _mount: Box::new(mount), _disk: None }
+            }
+            Self::Xfs(judges) => {
+                let disk = XfsDisk::served(judges, image);
+                let mount = disk.mount("ro,noatime", &[]);
+                let path = mount.path().to_owned();
+                KernelMount { path, _mount: Box::new(mount), _disk: Some(Box::new(disk)) }
+            }
+        }
+    }
+}
