@@ -104,9 +104,9 @@ fn assert_writes_on(volume: &mut NamedVolume, engine: XfsTransactions) {
 
 /// Removes the names of the first directory with each kind of engine. Returns the errors of the
 /// last one.
-fn remove_all(volume: &mut NamedVolume, device: Arc<dyn BlockDevice>) -> Vec<String> {
+fn remove_all(volume: &mut NamedVolume, device: &Arc<dyn BlockDevice>) -> Vec<String> {
     let mut errors = Vec::new();
-    for engine in engines(&device) {
+    for engine in engines(device) {
         errors = remove_all_with(volume, engine);
         assert!(!errors.is_empty(), "a lie was believed");
     }
@@ -162,7 +162,7 @@ fn a_block_with_entries_is_not_trimmed() {
             leaf::set_best(geometry, edit, blocks - 1, longest).map(drop)
         });
     });
-    let errors = remove_all(&mut volume, device);
+    let errors = remove_all(&mut volume, &device);
     assert!(errors[0].contains("a leaf says that it has none"), "{}", errors[0]);
 }
 
@@ -178,7 +178,7 @@ fn a_directory_with_several_data_blocks_does_not_get_the_form_with_one() {
             leaf::truncate_bests(geometry, edit, 1)
         });
     });
-    let errors = remove_all(&mut volume, device);
+    let errors = remove_all(&mut volume, &device);
     assert!(errors[0].contains("is about 1 data blocks"), "{}", errors[0]);
 }
 
@@ -240,7 +240,7 @@ fn neighbours_in_a_tree_are_proved() {
         let device = damaged(&volume, place, |_, bytes| {
             bytes[offset..offset + 4].copy_from_slice(&u32::to_be_bytes(value));
         });
-        let errors = remove_all(&mut volume, device);
+        let errors = remove_all(&mut volume, &device);
         assert!(!errors.is_empty(), "lie {lie} was believed");
     }
 }
