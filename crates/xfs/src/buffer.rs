@@ -4,10 +4,10 @@
 //! A caller says where the block is and what it has to be. An [`XfsBuffer`] that was read from the
 //! device is the proof that its bytes were verified as that. One that a commit has published has
 //! what edits have made of such bytes: each edit proves its own place, and the log proves blocks of
-//! directories and attributes whole before it writes them. Buffers are shared by [`Arc`], so a cache hit copies nothing, and
-//! two threads that miss the same buffer read it once. The cache holds at most its budget in bytes.
-//! What transactions have changed is in `changed` until it is in its place, and inodes in
-//! `committed`.
+//! directories and attributes whole before it writes them. Buffers are shared by [`Arc`], so a
+//! cache hit copies nothing, and two threads that miss the same buffer read it once. The cache
+//! holds at most its budget in bytes. What transactions have changed is in `changed` until it is in
+//! its place, and inodes in `committed`.
 
 mod changed;
 mod committed;

@@ -265,10 +265,10 @@ impl<'t, 'e> ChangedHashFork<'t, 'e> {
     /// Changes a block where it is. Returns what `change` does. After an error a part of the change
     /// may be there: the caller returns the error, and the transaction is dropped.
     ///
-    /// The commit proves nodes, which change with a split or a join, and leaves of attributes, whose
-    /// names are not known to lie apart. Blocks of a directory with names and hashes are proved when
-    /// they are read, so that the change of one name finds in its place what it expects; other
-    /// changes of them call [`Self::require_proof`].
+    /// The commit proves nodes, which change with a split or a join, and leaves of attributes,
+    /// whose names are not known to lie apart. Blocks of a directory with names and hashes are
+    /// proved when they are read, so that the change of one name finds in its place what it
+    /// expects; other changes of them call [`Self::require_proof`].
     pub(crate) fn edit<T>(
         &mut self,
         (at, kind): (FileBlock, DaKind),

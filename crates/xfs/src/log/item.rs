@@ -83,8 +83,9 @@ pub(crate) trait LoggedItem: Send + Sync + Debug {
     fn size(&self) -> LoggedSize;
 
     /// Adds all changes since the item was last written home to the empty vector `to`. Called with
-    /// the context lock: it allocates nothing (but for a directory block that lies in several pieces
-    /// of the device, which is rare), and takes no lock for which another thread may wait long.
+    /// the context lock: it allocates nothing (but for a directory block that lies in several
+    /// pieces of the device, which is rare), and takes no lock for which another thread may wait
+    /// long.
     fn format(&self, to: &mut XfsLogVector);
 
     /// Makes of `vector`, which has the item as it was formatted last, what

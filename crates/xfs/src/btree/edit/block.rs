@@ -183,9 +183,10 @@ impl XfsTreeEdit<'_> {
     }
 
     /// Overwrites the record at a place of a leaf by one with the same keys: its place in the order
-    /// stays, and what its parents have of it. Returns false, and changes nothing, if it has others,
-    /// or if its order is not known: a leaf is proved by itself, so its first record may overlap one
-    /// of the leaf to the left, and its last one may reach behind where the next leaf begins.
+    /// stays, and what its parents have of it. Returns false, and changes nothing, if it has
+    /// others, or if its order is not known: a leaf is proved by itself, so its first record may
+    /// overlap one of the leaf to the left, and its last one may reach behind where the next leaf
+    /// begins.
     pub(super) fn overwrite_same(&mut self, leaf: EditStep, record: &[u8]) -> Result<bool> {
         let (tree, geometry) = (self.tree(), self.geometry);
         let keys = |record: &[u8]| (tree.low_key(record), tree.high_key(record));

@@ -89,8 +89,8 @@ fn damaged_trees_give_errors_and_no_panic() {
 }
 
 /// Two chunks of inodes overlap where one leaf ends and the next begins. Each leaf is right by
-/// itself, and so is what their parent says. A change of either chunk, even one that keeps its keys,
-/// is refused.
+/// itself, and so is what their parent says. A change of either chunk, even one that keeps its
+/// keys, is refused.
 #[test]
 fn records_of_two_leaves_that_overlap_are_not_replaced() {
     let mut random = Random::new(seed_of_run());

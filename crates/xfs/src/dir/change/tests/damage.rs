@@ -310,8 +310,8 @@ fn changes_of_damaged_directories_and_attributes_end() {
     assert!(stopped < 40, "{stopped} of 120 rounds ended writing");
 }
 
-/// A leaf of attributes has one inside the name of another. The removal of the inner one would spoil
-/// the name. It fails, and other files are written on.
+/// A leaf of attributes has one inside the name of another. The removal of the inner one would
+/// spoil the name. It fails, and other files are written on.
 #[test]
 fn an_attribute_inside_the_name_of_another_is_not_removed() {
     let Some(mut volume) = NamedVolume::make(64, "--unsupported -b size=1024", 2, seed_of_run())
