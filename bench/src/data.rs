@@ -2,8 +2,8 @@
 //!
 //! Ours is the library in this process. The kernel's side is a volume over a loop device with
 //! direct I/O, so that its data is cached once, like ours. Both start with a new volume with
-//! default features, of btrfs or XFS, on a sparse image on the same disk, and compress with the same method, forced.
-//! A thread makes its requests one after the other.
+//! default features, of btrfs or XFS, on a sparse image on the same disk, and compress with the
+//! same method, forced. A thread makes its requests one after the other.
 //!
 //! | group | row | measured work |
 //! |---|---|---|
@@ -21,7 +21,8 @@
 //! volume again and the host drops its caches. So both read from the disk. Every second sector of
 //! the data is text, and every other one random. Each sector starts with its version, file and
 //! offset, which the reader compares. At the end of a group, the data of ours is checked by `btrfs
-//! check` with checksums of data or by `xfs_repair`, and byte by byte through a mount of the kernel.
+//! check` with checksums of data or by `xfs_repair`, and byte by byte through a mount of the
+//! kernel.
 //!
 //! XFS has the groups `plain` and `direct` alone.
 

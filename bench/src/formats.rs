@@ -117,12 +117,12 @@ impl BenchFormat for Btrfs {
 pub(crate) struct Xfs;
 
 /// An open volume of XFS, which is unmounted when this is dropped.
-pub(crate) struct OpenedXfs {
+pub(crate) struct LibraryXfs {
     volume: Arc<XfsVolume>,
     files: Box<dyn FileSystemMut>,
 }
 
-impl Drop for OpenedXfs {
+impl Drop for LibraryXfs {
     fn drop(&mut self) {
         if let Err(error) = self.volume.shut_down() {
             eprintln!("offshoot-bench: the end of the volume: {error}");
@@ -131,31 +131,31 @@ impl Drop for OpenedXfs {
 }
 
 impl BenchFormat for Xfs {
-    type Opened = OpenedXfs;
+    type Opened = LibraryXfs;
 
     fn make(device: &Arc<dyn BlockDevice>) -> Result {
         let options = XfsMkfsOptions::new(Uuid::new_v4(), Timestamp::now());
         mkfs_xfs(&**device, &options).map(drop).map_err(said)
     }
 
-    fn open(device: Arc<dyn BlockDevice>, compress: Option<&str>) -> Result<OpenedXfs> {
+    fn open(device: Arc<dyn BlockDevice>, compress: Option<&str>) -> Result<LibraryXfs> {
         if compress.is_some() {
             return Err("XFS compresses nothing".to_owned());
         }
         let volume = XfsVolume::open_writable(device, &XfsOptions::default()).map_err(said)?;
         let files = volume.clone().files(0).map_err(said)?;
-        Ok(OpenedXfs { volume, files })
+        Ok(LibraryXfs { volume, files })
     }
 
-    fn files(opened: &OpenedXfs) -> &dyn FileSystemMut {
+    fn files(opened: &LibraryXfs) -> &dyn FileSystemMut {
         &*opened.files
     }
 
-    fn subvolume(_: &OpenedXfs) -> Result<&Filesystem> {
+    fn subvolume(_: &LibraryXfs) -> Result<&Filesystem> {
         Err("XFS has no subvolumes".to_owned())
     }
 
-    fn commits(_: &OpenedXfs) -> Option<u64> {
+    fn commits(_: &LibraryXfs) -> Option<u64> {
         None
     }
 

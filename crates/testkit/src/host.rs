@@ -374,13 +374,23 @@ impl FileSystem for HostFilesystem {
 
     fn next_data(&self, file: FileId, offset: u64) -> Result<Option<Range<u64>>> {
         let opened = self.open_regular(file)?;
-        let start = match rustix::fs::seek(&*opened, SeekFrom::Data(offset)) {
-            Ok(start) => start,
-            Err(Errno::NXIO) => return Ok(None),
-            Err(errno) => return Err(posix(file)(errno)),
-        };
-        let end = rustix::fs::seek(&*opened, SeekFrom::Hole(start)).map_err(posix(file))?;
-        Ok(Some(start..end))
+        let mut from = offset;
+        loop {
+            let start = match rustix::fs::seek(&*opened, SeekFrom::Data(from)) {
+                Ok(start) => start,
+                Err(Errno::NXIO) => return Ok(None),
+                Err(errno) => return Err(posix(file)(errno)),
+            };
+            let end = rustix::fs::seek(&*opened, SeekFrom::Hole(start)).map_err(posix(file))?;
+            // In the last block of the largest file the kernel answers with 2^63, behind the end.
+            let end = end.min(i64::MAX.unsigned_abs());
+            // In preallocated space it asks the cached pages, which may be written back between
+            // the two calls.
+            if end > start {
+                return Ok(Some(start..end));
+            }
+            from = start + 1;
+        }
     }
 
     fn prefetch(&self, _files: &[FileId]) {}

@@ -205,8 +205,8 @@ impl<'a, D> DirectoryWalk<'a, D> {
         Ok(visitor.enter(&level.directory, &entry).map(|directory| (directory, held)))
     }
 
-    /// What was found of an entry that leads to `file`; `None` for an error when the directory does not list the entry
-    /// any more, because another thread has changed it.
+    /// What was found of an entry that leads to `file`; `None` for an error when the directory does
+    /// not list the entry any more, because another thread has changed it.
     fn unless_gone<T>(
         &self,
         parent: FileId,

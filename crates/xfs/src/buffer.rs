@@ -1,11 +1,13 @@
 //! Buffers: verified blocks of metadata, and the cache of them. All reads of the volume go through
 //! this room, those of data too, and writes of what the log does not carry.
 //!
-//! A caller says where the block is and what it has to be. An [`XfsBuffer`] is the proof that its
-//! bytes were verified as that. Buffers are shared by [`Arc`], so a cache hit copies nothing, and
-//! two threads that miss the same buffer read it once. The cache holds at most its budget in bytes.
-//! What transactions have changed is in `changed` until it is in its place, and inodes in
-//! `committed`.
+//! A caller says where the block is and what it has to be. An [`XfsBuffer`] that was read from the
+//! device is the proof that its bytes were verified as that. One that a commit has published has
+//! what edits have made of such bytes: each edit proves its own place, and the log proves blocks of
+//! directories and attributes whole before it writes them. Buffers are shared by [`Arc`], so a
+//! cache hit copies nothing, and two threads that miss the same buffer read it once. The cache
+//! holds at most its budget in bytes. What transactions have changed is in `changed` until it is in
+//! its place, and inodes in `committed`.
 
 mod changed;
 mod committed;
@@ -186,7 +188,7 @@ impl DiskRun {
     }
 }
 
-/// Bytes that were verified as their role.
+/// Bytes that were verified as their role, or that edits of a transaction have made of such.
 #[derive(Debug)]
 pub(crate) struct XfsBuffer {
     role: BufferRole,

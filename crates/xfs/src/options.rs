@@ -30,6 +30,11 @@ pub struct XfsOptions {
     /// write everything in its place. `None` for no such threads: changes are durable when they are
     /// synced, and when the log or memory needs their room.
     pub sync_interval: Option<Duration>,
+    /// Whether each commit proves all blocks of directories and attributes that it changes, and not
+    /// only those whose changes follow what a volume says of itself. The log proves all of them
+    /// before it writes them; an error that it finds ends all writing. Builds with debug assertions
+    /// prove all by default.
+    pub proves_commits: bool,
     /// Whether the log is written only at points that calls decide, and its transaction ids are not
     /// random. Then the calls of one thread on a new volume, without a `sync_interval`, make the
     /// same bytes each time. After a crash such a volume must not be used.
@@ -48,6 +53,7 @@ impl Default for XfsOptions {
             dirty_bytes: 64 << 20,
             shadow_round_bytes: 512,
             sync_interval: Some(Duration::from_secs(30)),
+            proves_commits: cfg!(debug_assertions),
             is_reproducible: false,
             reporter: None,
         }

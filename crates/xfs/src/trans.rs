@@ -134,6 +134,8 @@ pub(crate) struct XfsTransactions {
     superblock: XfsSuperblockFields,
     /// Whether the superblock says that the volume has attributes.
     has_attributes: AtomicBool,
+    /// Whether each commit proves all blocks of directories and attributes that it changes.
+    proves_all: AtomicBool,
 }
 
 impl XfsTransactions {
@@ -164,7 +166,14 @@ impl XfsTransactions {
             has_attributes: AtomicBool::new(
                 superblock.fields.version_bits().contains(XfsVersionBits::ATTR),
             ),
+            proves_all: AtomicBool::new(cfg!(debug_assertions)),
         }
+    }
+
+    /// Lets each commit prove all blocks of directories and attributes that it changes, or only
+    /// those whose changes ask for it.
+    pub(crate) fn prove_all(&self, proves_all: bool) {
+        self.proves_all.store(proves_all, Ordering::Relaxed);
     }
 
     pub(crate) fn geometry(&self) -> &XfsGeometry {

@@ -7,8 +7,8 @@
 //! A turn ends with an unmount, or as by a power cut after a sync: then the other side recovers the
 //! log.
 //!
-//! A run plays two rounds on about half of the kinds of volumes. `cargo xtask campaign xfs-pingpong`
-//! plays more of them on all.
+//! A run plays two rounds on about half of the kinds of volumes. `cargo xtask campaign
+//! xfs-pingpong` plays more of them on all.
 
 use offshoot_testkit::compare::{Aspect, Compare};
 use offshoot_testkit::host::HostFilesystem;

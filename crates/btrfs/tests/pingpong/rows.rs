@@ -1,4 +1,5 @@
-//! The matrix of volume layouts. Every run plays about half of those with a test, and the campaign plays all.
+//! The matrix of volume layouts. Every run plays about half of those with a test, and the campaign
+//! plays all.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 

@@ -39,8 +39,8 @@ impl XfsLogVector {
         self.ends.push(u32::try_from(self.bytes.len()).expect("no log has 4 GiB"));
     }
 
-    /// Overwrites bytes from `at` on, counted from the beginning of the first region. Returns false,
-    /// and changes nothing, when the vector ends before.
+    /// Overwrites bytes from `at` on, counted from the beginning of the first region. Returns
+    /// false, and changes nothing, when the vector ends before.
     pub fn overwrite(&mut self, at: usize, new: &[u8]) -> bool {
         let part = at.checked_add(new.len()).and_then(|end| self.bytes.get_mut(at..end));
         part.map(|part| part.copy_from_slice(new)).is_some()

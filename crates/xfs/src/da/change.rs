@@ -40,6 +40,11 @@ pub(crate) use tree::HashPath;
 const MOST_PIECES: u32 = 4;
 const MOST_TAKEN: u32 = 16;
 
+/// The locked blocks and the extents that are remembered. A change of one name comes to a block on
+/// each level of a tree, to their neighbours, a data block and an index block. A search among many
+/// names with one hash comes to any number of data blocks, and must not compare each with all.
+const MOST_REMEMBERED: usize = 16;
+
 /// The extents behind which a directory looks for room for a block of its tree.
 const NEAR_HOLES: usize = 64;
 
@@ -51,10 +56,10 @@ pub(crate) struct ChangedHashFork<'t, 'e> {
     pub(crate) step: ForkStep,
     /// The extents that it has taken.
     taken: u32,
-    /// Extents that were looked up, as long as none changes. A change of one name looks for the
-    /// same few blocks again and again.
+    /// Extents that were looked up lately, the last ones behind, as long as none changes. A change
+    /// of one name looks for the same few blocks again and again.
     pub(crate) seen: Vec<XfsExtent>,
-    /// The blocks that are locked, and their places, for as long.
+    /// Blocks that were locked lately, and their places, for as long.
     held: Vec<(FileBlock, BasicBlock)>,
     is_directory: bool,
 }
@@ -118,14 +123,17 @@ impl<'t, 'e> ChangedHashFork<'t, 'e> {
     /// The extent with block `at` of the fork, if it is mapped.
     fn find_extent(&mut self, at: FileBlock) -> Result<Option<XfsExtent>> {
         let has_block = |extent: &&XfsExtent| (extent.offset.0..end(extent)).contains(&at.0);
-        if let Some(seen) = self.seen.iter().find(has_block) {
+        self.t.count_compared(self.seen.len());
+        if let Some(seen) = self.seen.iter().rev().find(has_block) {
             return Ok(Some(*seen));
         }
         let found = mapped(self.t, self.ino, self.name(), at)?;
         if found.is_some_and(|extent| extent.is_unwritten) {
             return Err(self.damaged(format!("block {at} is unwritten")));
         }
-        self.seen.extend(found);
+        if let Some(found) = found {
+            remember(&mut self.seen, found);
+        }
         Ok(found)
     }
 
@@ -194,13 +202,14 @@ impl<'t, 'e> ChangedHashFork<'t, 'e> {
 
     /// The same; `None` when no block is mapped at `at`.
     pub(crate) fn find_held(&mut self, at: FileBlock) -> Result<Option<BasicBlock>> {
-        if let Some((_, place)) = self.held.iter().find(|(held, _)| *held == at) {
+        self.t.count_compared(self.held.len());
+        if let Some((_, place)) = self.held.iter().rev().find(|(held, _)| *held == at) {
             return Ok(Some(*place));
         }
         let (Some(runs), role) = (self.find_runs(at)?, self.role(at)) else { return Ok(None) };
         let place = runs.at();
         self.t.read(runs, role)?;
-        self.held.push((at, place));
+        remember(&mut self.held, (at, place));
         Ok(Some(place))
     }
 
@@ -236,20 +245,39 @@ impl<'t, 'e> ChangedHashFork<'t, 'e> {
         }
     }
 
-    /// Makes `bytes` those of the block at `at`. The log gets the parts that differ.
+    /// Makes `bytes` those of the block at `at`, and lets the commit prove them. The log gets the
+    /// parts that differ.
     pub(crate) fn store(&mut self, at: FileBlock, bytes: &[u8]) -> Result<()> {
         let place = self.hold(at)?;
+        self.t.require_proof(place);
         self.t.put(place, 0, bytes)
+    }
+
+    /// Lets the commit prove the block at `at` whole. A change asks for this that makes a block one
+    /// of another kind, or goes to an entry by what another block says: that may be wrong although
+    /// each of the two blocks is right by itself.
+    pub(crate) fn require_proof(&mut self, at: FileBlock) -> Result<()> {
+        let place = self.hold(at)?;
+        self.t.require_proof(place);
+        Ok(())
     }
 
     /// Changes a block where it is. Returns what `change` does. After an error a part of the change
     /// may be there: the caller returns the error, and the transaction is dropped.
+    ///
+    /// The commit proves nodes, which change with a split or a join, and leaves of attributes,
+    /// whose names are not known to lie apart. Blocks of a directory with names and hashes are
+    /// proved when they are read, so that the change of one name finds in its place what it
+    /// expects; other changes of them call [`Self::require_proof`].
     pub(crate) fn edit<T>(
         &mut self,
         (at, kind): (FileBlock, DaKind),
         change: impl FnOnce(&XfsGeometry, &mut DaEdit<'_>) -> Result<T, Malformed>,
     ) -> Result<T> {
         let (place, geometry) = (self.hold(at)?, self.geometry());
+        if matches!(kind, DaKind::AttrLeaf | DaKind::AttrNode | DaKind::DirNode) {
+            self.t.require_proof(place);
+        }
         let outcome = self.t.edit(place, |block, changed| {
             change(geometry, &mut DaEdit::new(kind, block, changed))
         })?;
@@ -407,4 +435,12 @@ impl<'t, 'e> ChangedHashFork<'t, 'e> {
         self.step.tree_blocks.extend(tree_blocks);
         Ok(is_done)
     }
+}
+
+/// Remembers what was found last, in the place of what was found first if it is too much.
+fn remember<T>(known: &mut Vec<T>, found: T) {
+    if known.len() >= MOST_REMEMBERED {
+        known.remove(0);
+    }
+    known.push(found);
 }

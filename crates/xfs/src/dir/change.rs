@@ -160,6 +160,7 @@ pub(crate) fn add_free_name(
     (ino, file_type): XfsEntryTarget,
 ) -> Result<Vec<DeferredWork>> {
     check_name(name)?;
+    debug_assert_eq!(hash, name_hash(name), "another name was looked for");
     let entry = XfsDirEntry { offset: 0, ino, name, file_type };
     with(t, dir, |mut directory| {
         directory.blocks.seen = seen;

@@ -110,8 +110,8 @@ impl XfsFileChanges<'_> {
         Ok(())
     }
 
-    /// Proves that a file of this size can have such a hole. Returns the blocks of the hole, and the
-    /// new size.
+    /// Proves that a file of this size can have such a hole. Returns the blocks of the hole, and
+    /// the new size.
     ///
     /// # Errors
     /// `EINVAL` unless it is whole blocks in front of the end, `EFBIG` as [`insert`](Self::insert).

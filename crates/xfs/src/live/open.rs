@@ -54,6 +54,7 @@ pub(crate) fn open_live(
     let disk = LogDisk::new(buffers.device(), superblock)?;
     let log = XfsLog::start(disk, &log.ends, &[], &stop, &log_options)?;
     let transactions = group::begin_transactions(buffers, log, superblock, &stop)?;
+    transactions.prove_all(options.proves_commits);
     let ids = IntentIds::default();
     let freed = free_unlinked_lists(&transactions, &ids)?;
     if freed.cleared_lists > 0 {

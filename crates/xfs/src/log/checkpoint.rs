@@ -217,8 +217,10 @@ impl<'l> RunningCheckpoint<'l> {
         for region in vector.regions().iter() {
             self.region(region)?;
         }
-        if item.keeps_vectors() {
-            item.state().vectors.lock().give_back(vector);
+        let mut vectors = item.state().vectors.lock();
+        // What is in the next context already changes again and again.
+        if item.keeps_vectors() || vectors.sequence > self.sequence {
+            vectors.give_back(vector);
         }
         Ok(())
     }

@@ -9,8 +9,8 @@
 //!           pin, format             the context lock, shared; nothing is allocated
 //!           or patch                in a vector of the same context
 //! push      prove                   before anything of the context is written
-//!           vector -> records       the vector goes back to the item as its spare one, but for
-//!                                   inodes
+//!           vector -> records       the vector goes back to the item as its spare one; that of
+//!                                   an inode only if a later context has the inode already
 //! durable   unpin, told the LSN     from here on the item is active: it holds the tail
 //! home      write_home, written     the item is clean, and the tail may pass it
 //! ```
@@ -83,7 +83,8 @@ pub(crate) trait LoggedItem: Send + Sync + Debug {
     fn size(&self) -> LoggedSize;
 
     /// Adds all changes since the item was last written home to the empty vector `to`. Called with
-    /// the context lock: it allocates nothing, and takes no lock for which another thread may wait
+    /// the context lock: it allocates nothing (but for a directory block that lies in several
+    /// pieces of the device, which is rare), and takes no lock for which another thread may wait
     /// long.
     fn format(&self, to: &mut XfsLogVector);
 
@@ -95,8 +96,9 @@ pub(crate) trait LoggedItem: Send + Sync + Debug {
         false
     }
 
-    /// Whether the item keeps the memory of a vector whose bytes are in the log, for later contexts.
-    /// Many inodes are in one context and in no other, and wait long until they are home.
+    /// Whether the item keeps the memory of a vector whose bytes are in the log, even if no later
+    /// context has it yet. Many inodes are in one context and in no other, and wait long until they
+    /// are home.
     fn keeps_vectors(&self) -> bool {
         true
     }

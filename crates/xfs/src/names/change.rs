@@ -298,8 +298,9 @@ impl NameTransaction<'_> {
         Ok(())
     }
 
-    /// Defers the change of a parent pointer, which was proved: `old` goes, `new` comes. As with
-    /// the kernel, that changes the inode: files that change places otherwise keep their times.
+    /// Notes the change of a parent pointer, which was proved: `old` goes, `new` comes.
+    /// [`Self::finish`] makes it, in the inode at once, and else as deferred work. As with the
+    /// kernel, that changes the inode: files that change places otherwise keep their times.
     pub(super) fn change_parent(
         &mut self,
         ino: Ino,
@@ -326,8 +327,8 @@ impl NameTransaction<'_> {
         Ok(())
     }
 
-    /// Commits the change, and does the work that follows from it. What needs no block of that
-    /// is a part of the change itself.
+    /// Commits the change, and does the work that follows from it. The part of that work that needs
+    /// no block is a part of the change itself.
     pub(super) fn finish(mut self) -> Result<()> {
         self.apply_touches()?;
         self.t.require_promised_beside(self.later)?;

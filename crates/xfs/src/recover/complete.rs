@@ -64,11 +64,13 @@ pub(super) fn complete(
     device: &Arc<dyn BlockDevice>,
     log: &VolumeLog,
     intents: &PendingIntents,
+    proves_commits: bool,
 ) -> Result<CompletedWork> {
     let (_, superblock) = finish::first_superblock(device)?;
     let old = OldIntent::all(intents)?;
     let ids = IntentIds::beside(intents.ids().collect());
     let transactions = start(device, &superblock, log, &old)?;
+    transactions.prove_all(proves_commits);
     let step = OldIntent::step_kind(&old);
     require_room(log, &transactions, (!old.is_empty()).then_some(step))?;
     let completion = Completion { transactions: &transactions, ids: &ids, step };

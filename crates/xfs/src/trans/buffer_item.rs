@@ -46,20 +46,15 @@ pub(super) struct BufferState {
     lsn: Lsn,
     /// The bytes that are on their way home.
     writing: Option<Arc<XfsBuffer>>,
-    /// What was formatted last, if that can be patched.
-    formatted: Option<FormattedBuffer>,
+    /// What the log says that the buffer was when it was formatted last, if that can be patched;
+    /// and the chunks of that, which lie in the vector one behind the other.
+    formatted: Option<XfsBufferFlags>,
+    formatted_dirty: DirtyChunks,
     /// What of the bytes differs from that.
     unformatted: DirtyChunks,
     /// What the newest context has, and what the one before has, until they are proved.
     unproved: Option<Arc<XfsBuffer>>,
     unproved_before: Option<Arc<XfsBuffer>>,
-}
-
-/// What says where the chunks of a buffer lie in its vector.
-#[derive(Debug, PartialEq, Eq)]
-struct FormattedBuffer {
-    flags: XfsBufferFlags,
-    dirty: DirtyChunks,
 }
 
 /// What a commit makes of a buffer.
@@ -102,6 +97,7 @@ impl LoggedBuffer {
             lsn: Lsn(0),
             writing: None,
             formatted: None,
+            formatted_dirty: DirtyChunks::new(runs.bytes()),
             unformatted: DirtyChunks::new(runs.bytes()),
             unproved: None,
             unproved_before: None,
@@ -225,22 +221,21 @@ impl LoggedItem for LoggedBuffer {
         let flags = state.buffer.as_ref().map(|buffer| flags_of(buffer, self.geometry()));
         let written = flags.unwrap_or(XfsBufferFlags::CANCEL);
         self.each_run(&state, |at, bytes, dirty| encode_buffer(written, at, bytes, dirty, to));
-        let dirty = &state.dirty;
+        let state = &mut *state;
         // Of several runs, each has a place of its own in the vector.
-        let formatted = flags.filter(|_| self.runs.len() == 1);
-        let formatted = formatted.map(|flags| FormattedBuffer { flags, dirty: dirty.clone() });
-        state.formatted = formatted;
+        state.formatted = flags.filter(|_| self.runs.len() == 1);
+        state.formatted_dirty.copy_from(&state.dirty);
         state.unformatted.clear();
         state.await_proof();
     }
 
     fn patch(&self, vector: &mut XfsLogVector) -> bool {
         let mut state = self.state.lock();
-        let (Some(buffer), Some(formatted)) = (&state.buffer, &state.formatted) else {
+        let (Some(buffer), Some(formatted)) = (&state.buffer, state.formatted) else {
             return false;
         };
         let is_same =
-            formatted.dirty == state.dirty && formatted.flags == flags_of(buffer, self.geometry());
+            state.formatted_dirty == state.dirty && formatted == flags_of(buffer, self.geometry());
         let (dirty, changed) = (state.dirty.words(), state.unformatted.words());
         if !is_same || !patch_buffer(buffer.bytes(), dirty, changed, vector) {
             return false;

@@ -51,6 +51,13 @@ impl DirtyChunks {
         }
     }
 
+    /// Makes the map the same as another one of the buffer.
+    pub(super) fn copy_from(&mut self, other: &Self) {
+        for (word, new) in self.words_mut().iter_mut().zip(other.words()) {
+            *word = *new;
+        }
+    }
+
     /// The map of a part of the buffer.
     pub(super) fn part(&self, bytes: Range<usize>) -> Self {
         let mut part = Self::new(bytes.len());

@@ -252,7 +252,7 @@ impl XfsChangedInode {
             return Ok(None);
         }
         let mut encoded: Arc<[u8]> = std::iter::repeat_n(0, geometry.inode_size()).collect();
-        // Nobody else has it yet.
+        // This is the only reference to it.
         let bytes = Arc::get_mut(&mut encoded).unwrap_or_default();
         self.core.put(bytes, geometry);
         if !self.core.is_free() {

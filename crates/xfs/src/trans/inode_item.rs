@@ -383,7 +383,9 @@ impl LoggedItem for XfsLoggedInode {
                 state.fields = Fields::empty();
             }
         }
-        if state.is_stale {
+        // A commit that is on its way to the log formats the fields that its size was taken for.
+        // Its context is written home later, and they go then.
+        if state.is_stale && !state.is_pinned() {
             state.fields = Fields::empty();
         }
         drop(state);

@@ -11,61 +11,60 @@
 //! transaction is dropped, the directory may have more room than is known, until the next removal
 //! in it.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 use offshoot_kit::sync::Mutex;
 use offshoot_xfs_format::Ino;
 
-/// The directories of which something is known at most. With one more, all are forgotten. The
-/// largest has 4,200 blocks of the index.
-const MOST_DIRECTORIES: usize = 256;
+/// The blocks of the index of which something is known at most, in all directories. With one more,
+/// all are forgotten. The largest directory has 4,200 of them in blocks of 4 KiB, and 69,900 in
+/// blocks of 1 KiB.
+const MOST_BLOCKS: usize = 1 << 14;
 
 /// What is known of a block of the index: its first `full` data blocks are there, and none of them
 /// has an unused piece of `len` bytes.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 struct FullBlocks {
     full: u16,
     len: u16,
 }
 
-/// What is known of the room in directories.
+/// What is known of the room in directories, by directory and number of the block of the index.
 #[derive(Debug, Default)]
-pub(crate) struct DirectoryRooms(Mutex<HashMap<Ino, Vec<FullBlocks>>>);
+pub(crate) struct DirectoryRooms(Mutex<BTreeMap<(Ino, usize), FullBlocks>>);
 
 impl DirectoryRooms {
     /// The data blocks of a block of the index that are known to have no piece of `len` bytes: as
     /// many, from the first one on.
     pub(crate) fn full(&self, dir: Ino, index: usize, len: u16) -> usize {
         let known = self.0.lock();
-        let block = known.get(&dir).and_then(|blocks| blocks.get(index));
+        let block = known.get(&(dir, index));
         block.filter(|block| block.len <= len).map_or(0, |block| block.full.into())
     }
 
     /// Says that the first `full` data blocks of a block of the index are there, and have no such
     /// piece.
     pub(crate) fn note_full(&self, dir: Ino, index: usize, (full, len): (usize, u16)) {
+        let Ok(full) = u16::try_from(full) else { return };
         let mut known = self.0.lock();
-        if known.len() >= MOST_DIRECTORIES && !known.contains_key(&dir) {
+        if known.len() >= MOST_BLOCKS && !known.contains_key(&(dir, index)) {
             known.clear();
         }
-        let blocks = known.entry(dir).or_default();
-        if blocks.len() <= index {
-            blocks.resize(index + 1, FullBlocks::default());
-        }
-        if let (Some(block), Ok(full)) = (blocks.get_mut(index), u16::try_from(full)) {
-            *block = FullBlocks { full, len };
-        }
+        known.insert((dir, index), FullBlocks { full, len });
     }
 
     /// Forgets a directory in which a name is removed.
     pub(crate) fn forget(&self, dir: Ino) {
-        self.0.lock().remove(&dir);
+        let mut known = self.0.lock();
+        while let Some((&block, _)) = known.range((dir, 0)..=(dir, usize::MAX)).next() {
+            known.remove(&block);
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{DirectoryRooms, MOST_DIRECTORIES};
+    use super::{DirectoryRooms, MOST_BLOCKS};
     use offshoot_xfs_format::Ino;
 
     #[test]
@@ -82,9 +81,16 @@ mod tests {
     }
 
     #[test]
-    fn few_directories_are_known() {
+    fn few_blocks_are_known_wherever_they_are() {
         let rooms = DirectoryRooms::default();
-        (0..=MOST_DIRECTORIES as u64).for_each(|dir| rooms.note_full(Ino(dir), 0, (1, 56)));
+        let note = |index: usize| rooms.note_full(Ino(index as u64 % 300), index * 5, (1, 56));
+        (0..MOST_BLOCKS).for_each(note);
+        note(0);
+        assert_eq!(rooms.0.lock().len(), MOST_BLOCKS);
+        rooms.forget(Ino(7));
+        assert_eq!(rooms.0.lock().len(), MOST_BLOCKS - MOST_BLOCKS.div_ceil(300));
+        (0..MOST_BLOCKS).for_each(note);
+        note(MOST_BLOCKS);
         assert_eq!(rooms.0.lock().len(), 1);
     }
 }

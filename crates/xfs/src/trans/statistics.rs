@@ -15,6 +15,8 @@ statistics! {
     inodes,
     /// Blocks of directories and of attributes that were proved whole before the log got them.
     proofs,
+    /// Those that commits proved before: their changes followed what the volume says of itself.
+    early_proofs,
     /// Checksums that were computed: of buffers and inodes on their way home.
     seals,
 }

@@ -8,7 +8,10 @@ use offshoot_xfs_format::{BasicBlock, FileBlock, Ino};
 
 use super::buffer_item::{BufferChange, LoggedBuffer};
 use super::chunks::DirtyChunks;
-use super::{LogReservations, XfsLogReservation, XfsTransactionKind as Kind};
+use super::inode_item::XfsLoggedInode;
+use super::{
+    ChangedFork, ForkName, LogReservations, XfsLogReservation, XfsTransactionKind as Kind,
+};
 use crate::buffer::{BufferRole, DiskRun, XfsBuffer, sector_at};
 use crate::log::LoggedItem;
 use crate::test_volumes::engine;
@@ -109,4 +112,34 @@ fn a_block_is_proved_as_its_context_has_it() {
     commit(BufferChange::Cancelled, false);
     item.prove().expect("it is free in the same context");
     assert_eq!(engine.statistics().proofs, 2);
+}
+
+/// A write of an inode ends while a commit has it whose transaction has freed its chunk: the commit
+/// formats the fields that its size was taken for. They go when nothing has the inode.
+#[test]
+fn a_freed_inode_keeps_its_fields_while_a_commit_has_it() {
+    let Some(judges) = judges::require() else { return };
+    let disk = XfsDisk::create(&judges, 512);
+    disk.mkfs("");
+    let engine = engine(&disk);
+    let root = engine.superblock().root().unwrap();
+    let mut t = engine.begin(Kind::ChangeInode, 0).unwrap();
+    let inode = t.inode(root).unwrap();
+    let Some(ChangedFork::Local(names)) = inode.fork(ForkName::Data).cloned() else {
+        panic!("the root has blocks");
+    };
+    inode.set_fork(ForkName::Data, ChangedFork::Local(names));
+    let change = inode.change(engine.geometry()).unwrap().unwrap();
+    let item = XfsLoggedInode::new(inode.place(), &engine.shared);
+    item.commit(change);
+    let (size, without_fields) = (item.size(), 2);
+    assert!(size.regions > without_fields);
+    item.lock().make_stale();
+    item.written(false);
+    assert_eq!(item.size(), size);
+    item.committed(None);
+    item.written(true);
+    assert_eq!(item.size().regions, without_fields);
+    drop(t);
+    engine.unmount().unwrap();
 }

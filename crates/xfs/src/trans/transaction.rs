@@ -37,6 +37,14 @@ struct HeldBuffer {
     content: HeldContent,
     /// Whether it is a cluster of a new chunk of inodes, which the log has as a whole.
     is_made: bool,
+    /// Whether the commit proves it whole.
+    needs_proof: bool,
+}
+
+impl HeldBuffer {
+    fn new(runs: BufferRuns, role: BufferRole, content: HeldContent) -> Self {
+        Self { runs, role, content, is_made: false, needs_proof: false }
+    }
 }
 
 #[derive(Debug)]
@@ -193,6 +201,14 @@ impl<'e> XfsTransaction<'e> {
         }
     }
 
+    /// Lets the commit prove a block of a directory or of attributes whole: its change follows what
+    /// the block or another one says of itself, and proves less than all of that.
+    pub(crate) fn require_proof(&mut self, place: BasicBlock) {
+        if let Some(held) = self.buffers.get_mut(&place) {
+            held.needs_proof = true;
+        }
+    }
+
     /// Counts a copy of this many bytes.
     pub(crate) fn count_copy(&mut self, bytes: usize) {
         self.work.copied_bytes += bytes as u64;
@@ -201,6 +217,11 @@ impl<'e> XfsTransaction<'e> {
     /// Counts a search of a name or an attribute in a tree of hashes.
     pub(crate) fn count_search(&mut self) {
         self.work.searches += 1;
+    }
+
+    /// Counts the blocks and extents that one is compared with, to see whether it is known.
+    pub(crate) fn count_compared(&mut self, known: usize) {
+        self.work.compared += known as u64;
     }
 
     /// Makes a buffer of zeros of blocks that were just allocated. The caller logs what it fills.
@@ -225,10 +246,11 @@ impl<'e> XfsTransaction<'e> {
         if !self.buffers.contains_key(&at) {
             self.lock_buffer(at, role)?;
             let (runs, content) = (runs.clone(), HeldContent::Cancelled);
-            self.buffers.insert(at, HeldBuffer { runs, role, content, is_made: false });
+            self.buffers.insert(at, HeldBuffer::new(runs, role, content));
         }
         runs.iter().try_for_each(|run| self.settle_cancel(run.at))?;
-        self.buffers.insert(at, HeldBuffer { runs, role, content, is_made });
+        let held = HeldBuffer { is_made, ..HeldBuffer::new(runs, role, content) };
+        self.buffers.insert(at, held);
         Ok(())
     }
 
@@ -257,8 +279,7 @@ impl<'e> XfsTransaction<'e> {
             if !self.buffers.contains_key(&run.at) {
                 self.lock_buffer(run.at, role)?;
             }
-            let held = HeldBuffer { runs: run.into(), role, content, is_made: false };
-            self.buffers.insert(run.at, held);
+            self.buffers.insert(run.at, HeldBuffer::new(run.into(), role, content));
         }
         Ok(())
     }

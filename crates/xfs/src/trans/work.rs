@@ -11,6 +11,9 @@ statistics! {
     copied_bytes,
     /// Searches in the trees of hashes of directories and of attributes.
     searches,
+    /// Blocks and extents of directories and of attributes that were compared with one that was
+    /// looked for.
+    compared,
 }
 
 /// What one transaction adds to them when it ends.
@@ -18,11 +21,13 @@ statistics! {
 pub(super) struct BlockWork {
     pub(super) copied_bytes: u64,
     pub(super) searches: u64,
+    pub(super) compared: u64,
 }
 
 impl BlockWorkCounters {
     pub(super) fn add(&self, work: &BlockWork) {
         self.copied_bytes.fetch_add(work.copied_bytes, Relaxed);
         self.searches.fetch_add(work.searches, Relaxed);
+        self.compared.fetch_add(work.compared, Relaxed);
     }
 }

@@ -283,9 +283,9 @@ pub fn buffer_size(bytes: &[u8], dirty: &[le::U32]) -> (usize, usize) {
     runs(bytes, dirty).fold((format, 1), |(len, count), run| (len + run.data.len(), count + 1))
 }
 
-/// Brings a vector that [`encode_buffer`] has filled for the same buffer and the same map `dirty` up
-/// to date: copies the chunks of `changed`, all of which are in `dirty`, over what it has of them.
-/// Returns false when the vector has no place for a chunk.
+/// Brings a vector up to date that [`encode_buffer`] has filled for the same buffer and the same
+/// map `dirty`: copies the chunks of `changed`, all of which are in `dirty`, over what it has of
+/// them. Returns false when the vector has no place for a chunk.
 pub fn patch_buffer(
     bytes: &[u8],
     dirty: &[le::U32],

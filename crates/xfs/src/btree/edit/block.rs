@@ -7,7 +7,7 @@ use offshoot_xfs_format::btree::{XfsBtreeBlock, XfsBtreeBuilder, XfsTree};
 use offshoot_xfs_format::group::MOST_LEVELS;
 use offshoot_xfs_format::{FsBlock, Ino, XfsGeometry};
 
-use super::path::EditStep;
+use super::path::{EditStep, end_of};
 use super::{XfsEditRoot, XfsTreeEdit};
 
 /// Where the number of entries is in a header.
@@ -183,7 +183,10 @@ impl XfsTreeEdit<'_> {
     }
 
     /// Overwrites the record at a place of a leaf by one with the same keys: its place in the order
-    /// stays, and what its parents have of it. Returns false, and changes nothing, if it has others.
+    /// stays, and what its parents have of it. Returns false, and changes nothing, if it has
+    /// others, or if its order is not known: a leaf is proved by itself, so its first record may
+    /// overlap one of the leaf to the left, and its last one may reach behind where the next leaf
+    /// begins.
     pub(super) fn overwrite_same(&mut self, leaf: EditStep, record: &[u8]) -> Result<bool> {
         let (tree, geometry) = (self.tree(), self.geometry);
         let keys = |record: &[u8]| (tree.low_key(record), tree.high_key(record));
@@ -191,11 +194,15 @@ impl XfsTreeEdit<'_> {
         let is_same = block
             .record(leaf.index)
             .is_some_and(|old| old.len() == record.len() && keys(old) == keys(record));
-        if is_same {
+        let has_before = leaf.index > 0 || block.header.left.is_none();
+        let is_last = leaf.index + 1 == block.len();
+        let is_cut = is_last && leaf.end.is_some_and(|end| end <= end_of(tree, record));
+        let is_overwritten = is_same && has_before && !is_cut;
+        if is_overwritten {
             let offset = BlockShape::of(&block, geometry).stored(&(leaf.index..leaf.index)).start;
             self.write(leaf.at, offset, record)?;
         }
-        Ok(is_same)
+        Ok(is_overwritten)
     }
 
     /// What the parent stores about a block with entries: its lowest key, and in the reverse map

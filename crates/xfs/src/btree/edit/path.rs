@@ -15,7 +15,7 @@ pub(super) struct EditStep {
     pub(super) at: FsBlock,
     pub(super) index: usize,
     /// The least key that the next block on this level may have; none for the last one.
-    end: Option<XfsSearchKey>,
+    pub(super) end: Option<XfsSearchKey>,
 }
 
 /// Where a path leads that goes down.
@@ -42,6 +42,15 @@ impl CursorGoal {
             Self::First => 0,
             Self::Last => block.len().saturating_sub(1),
         }
+    }
+}
+
+/// The last key of a record, which the next one lies behind. Mappings of the reverse map may
+/// overlap.
+pub(super) fn end_of(tree: XfsTree, record: &[u8]) -> XfsSearchKey {
+    match tree {
+        XfsTree::ReverseMap => tree.low_key(record),
+        _ => tree.high_key(record),
     }
 }
 
@@ -182,10 +191,7 @@ impl XfsTreeEdit<'_> {
         record: &[u8],
     ) -> Result<()> {
         let tree = self.tree();
-        let end_of = |record: &[u8]| match tree {
-            XfsTree::ReverseMap => tree.low_key(record),
-            _ => tree.high_key(record),
-        };
+        let end_of = |record: &[u8]| end_of(tree, record);
         let (low, last) = (tree.low_key(record), end_of(record));
         let before = match before {
             Some(before) => Some((leaf.at, before)),

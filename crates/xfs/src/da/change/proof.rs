@@ -6,6 +6,10 @@
 //! has its hashes on the right side. Nothing was changed when that fails; the transaction is
 //! dropped, and other files are written on.
 //!
+//! What an edit makes of a block may still be wrong, because the block or another one lied about
+//! its contents: then [`ChangedHashFork::require_proof`] finds it at the commit, with the same
+//! outcome. A mistake that only the push finds ends all writing.
+//!
 //! Levels fall on the way down, so no way is endless. A walk along leaves that name each other can
 //! only come back to its first leaf, where [`ChangedHashFork::next`] notices it.
 

@@ -67,6 +67,7 @@ impl ChangedDirectory<'_, '_> {
         let root = self.blocks.root();
         self.blocks.create_at(root)?;
         let expected = self.blocks.expected(root)?;
+        self.blocks.require_proof(FileBlock(0))?;
         let leaf =
             self.blocks.edit(ONLY, |geometry, edit| block::to_leaf(geometry, edit, &expected))?;
         self.blocks.store(root, &leaf)

@@ -29,7 +29,7 @@ const MOST_TRIMMED: usize = 16;
 pub(super) struct FoundEntry {
     /// The way to its hash.
     path: HashPath,
-    cookie: DirCookie,
+    pub(super) cookie: DirCookie,
     pub(super) target: XfsEntryTarget,
 }
 
@@ -72,13 +72,19 @@ impl ChangedDirectory<'_, '_> {
         let mut left = self.blocks.inode()?.core().nblocks.get();
         let first = self.blocks.find(hash)?;
         let mut next = Some(first.clone());
+        // Many names with one hash lie in few data blocks.
+        let mut last_data = None;
         while let Some(path) = next {
             let place = self.blocks.hold(path.leaf)?;
             // Few names have one hash, and most searches find none.
             let cookies: Vec<_> = leaf::find(self.leaf_at(place)?.hashes, hash).collect();
             for cookie in cookies {
                 let (at, offset) = cookie.split(geometry);
-                let data = self.data_block(at)?;
+                let data = match last_data {
+                    Some((last, data)) if last == at => data,
+                    _ => self.data_block(at)?,
+                };
+                last_data = Some((at, data));
                 let damaged = self.blocks.in_block(at);
                 let view = data::DirData::view(geometry, self.blocks.bytes(data)?);
                 let entry = view.and_then(|view| view.entry(offset)).map_err(damaged)?;
@@ -183,8 +189,8 @@ impl ChangedDirectory<'_, '_> {
         }
         let place = self.blocks.hold(path.leaf)?;
         let mut all: Vec<_> = self.leaf_at(place)?.live().collect();
-        let place = all.partition_point(|other| other.hash.get() < hash.hash.get());
-        all.insert(place, hash);
+        let index = all.partition_point(|other| other.hash.get() < hash.hash.get());
+        all.insert(index, hash);
         let (left, right) = all.split_at(all.len() / 2);
         self.blocks.split_leaf(path, 2, |index, expected, links| {
             let half = if index == 0 { left } else { right };
@@ -195,6 +201,8 @@ impl ChangedDirectory<'_, '_> {
     pub(super) fn replace_in_tree(&mut self, name: &[u8], target: XfsEntryTarget) -> Result<()> {
         let found = self.search_tree(name)?.found.ok_or_else(|| self.missing(name))?;
         let (at, offset) = found.cookie.split(self.geometry());
+        // The hash may lead into an entry, or into an unused piece that has an old one.
+        self.blocks.require_proof(at)?;
         self.blocks.edit((at, DaKind::DirData), |geometry, edit| {
             data::set_file(geometry, edit, offset, target)
         })
@@ -314,6 +322,8 @@ impl ChangedDirectory<'_, '_> {
             return Err(self.blocks.damaged(format!("block {root} leads behind the last entry")));
         }
         self.data_block(FileBlock(0))?;
+        // The leaf may have more hashes than there are entries, or lead to none.
+        self.blocks.require_proof(FileBlock(0))?;
         let first = (FileBlock(0), DaKind::DirData);
         let has_room =
             self.blocks.edit(first, |geometry, edit| block::from_leaf(geometry, edit, &hashes))?;

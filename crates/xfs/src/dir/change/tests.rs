@@ -7,6 +7,7 @@ mod damage;
 mod forms;
 mod full;
 mod hostile;
+mod one_hash;
 mod room;
 mod seen;
 

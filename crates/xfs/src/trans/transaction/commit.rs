@@ -7,7 +7,7 @@ use offshoot_vfs::Result;
 use offshoot_xfs_format::superblock::XfsSuperblockFields;
 use offshoot_xfs_format::{AgNumber, BasicBlock, Ino};
 
-use super::{HeldContent, MissedHeaders, XfsTransaction};
+use super::{HeldBuffer, HeldContent, MissedHeaders, XfsTransaction};
 use crate::buffer::{BufferRole, XfsBuffer};
 use crate::log::{LogSequence, LoggedItem};
 use crate::trans::XfsInodeCommit;
@@ -42,14 +42,27 @@ impl XfsTransaction<'_> {
         Ok(true)
     }
 
-    /// Proves all blocks of directories and of attributes that the transaction has changed. An edit
-    /// proves its own place, and a push proves each block whole, once for all commits of a context.
-    /// A mistake ends the transaction here; when the push finds it, it ends all writing. So a
-    /// change that follows what a damaged volume says of itself asks for this, and debug builds do
-    /// it at each commit.
+    /// Proves all blocks of directories and of attributes that the transaction has changed.
     pub(crate) fn prove_changes(&self) -> Result<()> {
+        self.prove_blocks(|_| true)
+    }
+
+    /// Proves the changed blocks that have to be proved before the commit. An edit proves its own
+    /// place, and a push proves each block whole, once for all commits of a context. A mistake ends
+    /// the transaction here; when the push finds it, it ends all writing. So a change that follows
+    /// what a damaged volume says of itself asks for the proof of its block
+    /// ([`Self::require_proof`]). Debug builds prove all blocks here, so that a mistake of ours
+    /// shows where it is made.
+    fn prove_for_commit(&self) -> Result<()> {
+        let proves_all = self.engine.proves_all.load(Ordering::Relaxed);
+        self.prove_blocks(|held| proves_all || held.needs_proof)
+    }
+
+    fn prove_blocks(&self, is_proved: impl Fn(&HeldBuffer) -> bool) -> Result<()> {
+        let counters = &self.engine.shared.counters;
         self.buffers.iter().try_for_each(|(place, held)| match &held.content {
-            HeldContent::Changed { bytes, .. } => {
+            HeldContent::Changed { bytes, .. } if is_proved(held) => {
+                count(&counters.early_proofs, 1);
                 held.role.verify_changed(self.geometry(), *place, bytes)
             }
             _ => Ok(()),
@@ -64,9 +77,7 @@ impl XfsTransaction<'_> {
     }
 
     pub(super) fn commit_changes(&mut self, kept: &[Ino]) -> Result<Option<LogSequence>> {
-        if cfg!(debug_assertions) {
-            self.prove_changes()?;
-        }
+        self.prove_for_commit()?;
         let notes_attributes = self.note_attributes()?;
         let mut inodes = Vec::with_capacity(self.inodes.len());
         for (ino, inode) in &mut self.inodes {

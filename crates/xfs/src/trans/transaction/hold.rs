@@ -166,7 +166,7 @@ impl<'e> XfsTransaction<'e> {
             shared.buffer_locks.unlock(at);
         })?;
         let content = HeldContent::Committed(buffer);
-        self.buffers.insert(at, HeldBuffer { runs, role, content, is_made: false });
+        self.buffers.insert(at, HeldBuffer::new(runs, role, content));
         Ok(())
     }
 }

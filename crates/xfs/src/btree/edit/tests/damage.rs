@@ -2,7 +2,8 @@
 
 use offshoot_testkit::random::{Random, seed_of_run};
 use offshoot_xfs_format::btree::{XfsSearchKey, XfsTree};
-use offshoot_xfs_format::record::{XfsExtentItem, XfsReverseMap};
+use offshoot_xfs_format::record::{XfsExtentItem, XfsInodeChunk, XfsReverseMap};
+use zerocopy::IntoBytes;
 
 use super::super::XfsTreeEdit;
 use super::image::TestImage;
@@ -85,4 +86,46 @@ fn damaged_trees_give_errors_and_no_panic() {
     let mut random = Random::new(seed_of_run());
     change_damaged::<XfsReverseMap>(XfsTree::ReverseMap, &mut random);
     change_damaged::<XfsExtentItem>(XfsTree::Extents, &mut random);
+}
+
+/// Two chunks of inodes overlap where one leaf ends and the next begins. Each leaf is right by
+/// itself, and so is what their parent says. A change of either chunk, even one that keeps its
+/// keys, is refused.
+#[test]
+fn records_of_two_leaves_that_overlap_are_not_replaced() {
+    let mut random = Random::new(seed_of_run());
+    let tree = XfsTree::Inodes;
+    let mut model = TreeModel::<XfsInodeChunk>::new(TestImage::new(tree, 10));
+    model.fill(&mut random, RecordOrder::Up, 500);
+    let mut image = model.image.fork();
+    let (geometry, root) = model.parts();
+    let mut edit = XfsTreeEdit::new(&geometry, root.clone(), &mut image);
+    let mut last = edit.at_least::<XfsInodeChunk>(XfsSearchKey([0; 3])).unwrap().unwrap();
+    let mut leaf = *edit.path.last().unwrap();
+    let first = loop {
+        let next = edit.next::<XfsInodeChunk>().unwrap().unwrap();
+        let step = *edit.path.last().unwrap();
+        if step.at != leaf.at {
+            break next;
+        }
+        (last, leaf) = (next, step);
+    };
+    let key = |chunk: &XfsInodeChunk| tree.low_key(chunk.as_bytes());
+    let [first_key, last_key] = [&first, &last].map(key);
+    assert!(leaf.index > 0 && last_key < first_key);
+    // The middle of a leaf, and both ends while nothing overlaps.
+    for chunk in [&last, &first] {
+        edit.exact::<XfsInodeChunk>(key(chunk)).unwrap().unwrap();
+        edit.replace(chunk).unwrap();
+    }
+    let start = u32::try_from(first_key.0[0]).unwrap() - 32;
+    let offset = tree.header_len(&geometry) + leaf.index * tree.record_len();
+    let block = image.blocks().get_mut(&leaf.at.0).unwrap();
+    block[offset..offset + 4].copy_from_slice(&start.to_be_bytes());
+    let mut edit = XfsTreeEdit::new(&geometry, root, &mut image);
+    for key in [first_key, XfsSearchKey([start.into(), 0, 0])] {
+        let found = edit.exact::<XfsInodeChunk>(key).unwrap().unwrap();
+        let error = edit.replace(&found).unwrap_err();
+        assert!(error.to_string().contains("overlaps its neighbours"), "{error}");
+    }
 }
