@@ -39,20 +39,20 @@ pub(crate) trait BenchFormat {
     /// Makes a volume with the program of the format.
     fn mkfs(image: &Path) -> Result;
     /// Mounts a volume with the kernel.
-    fn mount(image: &Path, options: &str) -> Result<KernelMount>;
+    fn mount(image: &Path, options: &str) -> Result<BenchMount>;
     /// Lets the judge of the format look at a volume.
     fn check(image: &Path) -> Result;
 }
 
 /// A mount of the kernel, which ends when this is dropped.
-pub(crate) enum KernelMount {
+pub(crate) enum BenchMount {
     /// Of btrfs.
     Members(MountedMembers),
     /// Of XFS.
     Loop(LoopMount),
 }
 
-impl KernelMount {
+impl BenchMount {
     /// Where it is mounted.
     pub(crate) fn path(&self) -> &Path {
         match self {
@@ -99,12 +99,12 @@ impl BenchFormat for Btrfs {
         try_run("mkfs.btrfs", &["-q".as_ref(), image.as_os_str()]).map(drop)
     }
 
-    fn mount(image: &Path, options: &str) -> Result<KernelMount> {
+    fn mount(image: &Path, options: &str) -> Result<BenchMount> {
         let mount = MountedMembers::try_new(&[PathBuf::from(image)], options)?;
         for device in mount.devices() {
             try_run::<&str>("losetup", &["--direct-io=on", device])?;
         }
-        Ok(KernelMount::Members(mount))
+        Ok(BenchMount::Members(mount))
     }
 
     fn check(image: &Path) -> Result {
@@ -163,9 +163,9 @@ impl BenchFormat for Xfs {
         try_run("mkfs.xfs", &["-q".as_ref(), image.as_os_str()]).map(drop)
     }
 
-    fn mount(image: &Path, options: &str) -> Result<KernelMount> {
+    fn mount(image: &Path, options: &str) -> Result<BenchMount> {
         let device = AttachedLoop::attach_direct(image);
-        LoopMount::new(vec![device], "xfs", options).map(KernelMount::Loop)
+        LoopMount::new(vec![device], "xfs", options).map(BenchMount::Loop)
     }
 
     fn check(image: &Path) -> Result {

@@ -19,7 +19,7 @@ use offshoot_vfs::{
 use rustix::fs::{FallocateFlags, OFlags, fallocate};
 
 use crate::Result;
-use crate::formats::{BenchFormat, KernelMount};
+use crate::formats::{BenchFormat, BenchMount};
 use crate::kernel::remove_image;
 use crate::measure::drop_caches;
 
@@ -233,7 +233,7 @@ impl<F: BenchFormat> ComparedVolume for LibraryVolume<F> {
 }
 
 /// A volume that the kernel has mounted.
-pub(crate) struct MountedVolume<F>(KernelMount, PhantomData<F>);
+pub(crate) struct MountedVolume<F>(BenchMount, PhantomData<F>);
 
 /// A file on it, opened once more for its first direct write.
 pub(crate) struct KernelFile {

@@ -10,7 +10,7 @@ use offshoot_testkit::random::Random;
 
 use crate::Result;
 use crate::content::{SECTOR, VersionedContent, verify};
-use crate::formats::{BenchFormat, KernelMount};
+use crate::formats::{BenchFormat, BenchMount};
 use crate::sides::{ComparedVolume, WriteWay, snapshot_name};
 
 /// The groups of rows. The first three name the compression of their data.
@@ -199,7 +199,7 @@ impl GroupSizes {
     }
 
     /// Lets the judge look at the volume of ours, and mounts it with the kernel.
-    fn judge<F: BenchFormat, S: ComparedVolume>(&self) -> Result<Option<KernelMount>> {
+    fn judge<F: BenchFormat, S: ComparedVolume>(&self) -> Result<Option<BenchMount>> {
         if !self.is_proved || !S::IS_OURS {
             return Ok(None);
         }

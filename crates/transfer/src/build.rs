@@ -52,7 +52,7 @@ use crate::host::{HostId, Process};
 use crate::{Result, TransferFailure, Watcher};
 use builder::{BuildContext, Builder};
 pub use entry::SourceProblem;
-use entry::{Contents, Entry, EntrySink, normal_path};
+use entry::{BuildEntry, Contents, EntrySink, normal_path};
 pub use layers::ContainerImage;
 use measure::Measure;
 pub use measure::SourceSize;
@@ -299,7 +299,7 @@ impl LayeredSink for Measure<'_> {
 struct EntriesOf<'a>(&'a mut dyn LayeredSink);
 
 impl EntrySink for EntriesOf<'_> {
-    fn put(&mut self, entry: Entry, contents: &mut dyn Contents) -> Result {
+    fn put(&mut self, entry: BuildEntry, contents: &mut dyn Contents) -> Result {
         self.0.put(entry, contents)
     }
 }
@@ -311,7 +311,7 @@ struct Including<'a> {
 }
 
 impl EntrySink for Including<'_> {
-    fn put(&mut self, entry: Entry, contents: &mut dyn Contents) -> Result {
+    fn put(&mut self, entry: BuildEntry, contents: &mut dyn Contents) -> Result {
         if self.options.leaves_out_way(&entry.path) {
             return Ok(());
         }
@@ -329,7 +329,7 @@ pub fn measure_sources(
     let mut measure = Measure::new(watcher);
     for input in inputs {
         measure.begin_source();
-        let read = input.source.read(options, process, &Silent(watcher), &mut measure);
+        let read = input.source.read(options, process, &MeasuringWatcher(watcher), &mut measure);
         read.map_err(|failure| interrupted_or(failure, watcher))?;
     }
     Ok(measure.size)
@@ -380,9 +380,9 @@ pub fn build(
 }
 
 /// A watcher that shows no warnings: those of a source that is read twice.
-struct Silent<'a>(&'a dyn Watcher);
+struct MeasuringWatcher<'a>(&'a dyn Watcher);
 
-impl Watcher for Silent<'_> {
+impl Watcher for MeasuringWatcher<'_> {
     fn words(&self, hint: crate::Hint) -> &'static str {
         self.0.words(hint)
     }

@@ -14,7 +14,7 @@ use offshoot_testkit::run::{command, run, try_run};
 use offshoot_testkit::scratch_dir;
 
 use super::other_program::copy_program;
-use super::{Judges, check, does, format_name, offshoot, on_both, program, words};
+use super::{BuildJudges, check, does, format_name, offshoot, on_both, program, words};
 
 on_both!(
     a_directory_with_one_of_everything,
@@ -58,7 +58,13 @@ fn build(dir: &Path, args: &[&OsStr]) -> String {
 
 /// Compares the image with the tree that it was built from.
 #[track_caller]
-fn assert_built(judges: &Judges, dir: &Path, source: &Path, at_least: u64, without: &[Aspect]) {
+fn assert_built(
+    judges: &BuildJudges,
+    dir: &Path,
+    source: &Path,
+    at_least: u64,
+    without: &[Aspect],
+) {
     let image = dir.join("v.img");
     check(judges, &image);
     let mount = judges.mount(&image);
@@ -69,7 +75,7 @@ fn assert_built(judges: &Judges, dir: &Path, source: &Path, at_least: u64, witho
 }
 
 fn a_directory_with_one_of_everything() {
-    let Some(judges) = Judges::require() else { return };
+    let Some(judges) = BuildJudges::require() else { return };
     let source = judges.scratch(1024);
     everything(&source.path);
     let dir = scratch_dir();
@@ -81,7 +87,7 @@ fn a_directory_with_one_of_everything() {
 /// Packs the tree with `program` and builds from the archive.
 #[track_caller]
 fn through_archive(
-    judges: &Judges,
+    judges: &BuildJudges,
     source: &Path,
     program: &str,
     options: &str,
@@ -98,7 +104,7 @@ fn through_archive(
 }
 
 fn archives_of_gnu_tar() {
-    let Some(judges) = Judges::require() else { return };
+    let Some(judges) = BuildJudges::require() else { return };
     let source = judges.scratch(1024);
     what_tar_holds(&source.path);
     let pax = "--format=pax --numeric-owner --xattrs --xattrs-include=* --acls --sparse";
@@ -109,7 +115,7 @@ fn archives_of_gnu_tar() {
 }
 
 fn archives_of_bsdtar() {
-    let Some(judges) = Judges::require() else { return };
+    let Some(judges) = BuildJudges::require() else { return };
     if try_run("bsdtar", &["--version"]).is_err() {
         // Not `eprintln!`: the test runner shows that only for tests that fail.
         let _ = writeln!(std::io::stderr(), "skipped: bsdtar (Debian package libarchive-tools)");
@@ -154,7 +160,7 @@ for tar in (gnu, pax):
     add('comes/last', data=b'last')
 gnu.close(); pax.close()
 ";
-    let Some(judges) = Judges::require() else { return };
+    let Some(judges) = BuildJudges::require() else { return };
     let dir = scratch_dir();
     let made = command("python3").args(["-c", MAKE]).current_dir(dir.path()).status();
     assert!(made.expect("python3 starts").success());
@@ -181,7 +187,7 @@ gnu.close(); pax.close()
 
 /// `extract --tar`, and back.
 fn an_extraction_is_built_again() {
-    let Some(judges) = Judges::require() else { return };
+    let Some(judges) = BuildJudges::require() else { return };
     let source = judges.scratch(1024);
     everything(&source.path);
     fs::remove_file(source.path.join("special/socket")).expect("the socket goes");
@@ -206,7 +212,7 @@ fn an_extraction_is_built_again() {
 /// Subvolumes hold what the sources have at their paths.
 #[test]
 fn subvolumes() {
-    let Some(judges) = Judges::require() else { return };
+    let Some(judges) = BuildJudges::require() else { return };
     let dir = scratch_dir();
     let path = |name: &str| dir.path().join(name);
     for file in ["@/etc/motd", "@home/alice/f", "@/var/log/messages"] {
@@ -237,7 +243,7 @@ fn subvolumes() {
 
 /// Owners, devices and set-id bits come from the archive, and need no rights.
 fn an_unprivileged_user_builds_an_image_of_root() {
-    let Some(judges) = Judges::require() else { return };
+    let Some(judges) = BuildJudges::require() else { return };
     let source = judges.scratch(512);
     fill::special::fill(&fill::directory(&source.path, "special"));
     fill::xattrs::fill(&fill::directory(&source.path, "xattrs"));
@@ -263,7 +269,7 @@ fn an_unprivileged_user_builds_an_image_of_root() {
 }
 
 fn several_sources_become_one_tree() {
-    let Some(judges) = Judges::require() else { return };
+    let Some(judges) = BuildJudges::require() else { return };
     let dir = scratch_dir();
     let path = |name: &str| dir.path().join(name);
     let source = |name: &str, files: &[(&str, &str)]| {
@@ -355,7 +361,7 @@ config = blob(json.dumps({'rootfs': {'type': 'layers', 'diff_ids': unpacked}}).e
 manifest = blob(json.dumps({'config': config, 'layers': layers}).encode())
 json.dump({'schemaVersion': 2, 'manifests': [manifest]}, open('oci/index.json', 'w'))
 ";
-    let Some(judges) = Judges::require() else { return };
+    let Some(judges) = BuildJudges::require() else { return };
     let dir = scratch_dir();
     let made = command("python3").args(["-c", MAKE]).current_dir(dir.path()).status();
     assert!(made.expect("python3 starts").success());
@@ -420,7 +426,7 @@ fn counts(dir: &Path, line: &str) -> String {
 /// small, and is built again.
 #[test]
 fn a_volume_that_was_estimated_too_small_grows() {
-    let Some(judges) = Judges::require() else { return };
+    let Some(judges) = BuildJudges::require() else { return };
     let dir = scratch_dir();
     let top = dir.path().join("top");
     fs::create_dir_all(top.join("sub")).expect("directories");
@@ -451,7 +457,7 @@ for name, size in (('most', 4096 - 101 - 25 - 30 - 6), ('more', 4096 - 101 - 25 
     tar.addfile(info)
 tar.close()
 ";
-    let Some(judges) = Judges::require() else { return };
+    let Some(judges) = BuildJudges::require() else { return };
     let dir = scratch_dir();
     let made = command("python3").args(["-c", MAKE]).current_dir(dir.path()).status();
     assert!(made.expect("python3 starts").success());

@@ -31,27 +31,27 @@ fn format_name() -> &'static str {
 
 /// Has `btrfs check` or `xfs_repair` look at the image.
 #[track_caller]
-fn check(judges: &Judges, image: &Path) {
+fn check(judges: &BuildJudges, image: &Path) {
     match judges {
-        Judges::Btrfs(_) => assert_image_checks(image),
-        Judges::Xfs(judges) => XfsDisk::served(judges, image).assert_checks(),
+        BuildJudges::Btrfs(_) => assert_image_checks(image),
+        BuildJudges::Xfs(judges) => XfsDisk::served(judges, image).assert_checks(),
     }
 }
 
 /// A volume that the kernel has mounted.
-struct KernelMount {
+struct BuiltMount {
     path: PathBuf,
     _mount: Box<dyn Any>,
     _disk: Option<Box<dyn Any>>,
 }
 
 /// The proof that the judges of the format are there.
-enum Judges {
+enum BuildJudges {
     Btrfs(offshoot_testkit::btrfs::judges::Judges),
     Xfs(offshoot_testkit::xfs::judges::XfsJudges),
 }
 
-impl Judges {
+impl BuildJudges {
     fn require() -> Option<Self> {
         if is_xfs() {
             offshoot_testkit::xfs::judges::require().map(Self::Xfs)
@@ -61,39 +61,39 @@ impl Judges {
     }
 
     /// A new volume of the format, mounted by the kernel to be filled.
-    fn scratch(&self, mib: u64) -> KernelMount {
+    fn scratch(&self, mib: u64) -> BuiltMount {
         match self {
             Self::Btrfs(judges) => {
                 let disks = Disks::create(judges, 1, mib);
                 disks.mkfs(&[]);
                 let mount = disks.mount("noatime");
                 let path = mount.path().to_owned();
-                KernelMount { path, _mount: Box::new(mount), _disk: Some(Box::new(disks)) }
+                BuiltMount { path, _mount: Box::new(mount), _disk: Some(Box::new(disks)) }
             }
             Self::Xfs(judges) => {
                 let disk = XfsDisk::create(judges, mib);
                 disk.mkfs("");
                 let mount = disk.mount("noatime", &[]);
                 let path = mount.path().to_owned();
-                KernelMount { path, _mount: Box::new(mount), _disk: Some(Box::new(disk)) }
+                BuiltMount { path, _mount: Box::new(mount), _disk: Some(Box::new(disk)) }
             }
         }
     }
 
     /// An image, mounted by the kernel.
-    fn mount(&self, image: &Path) -> KernelMount {
+    fn mount(&self, image: &Path) -> BuiltMount {
         match self {
             Self::Btrfs(_) => {
                 let mount = MountedMembers::try_new(&[image.to_path_buf()], "ro,noatime")
                     .unwrap_or_else(|reason| panic!("{reason}"));
                 let path = mount.path().to_owned();
-                KernelMount { path, _mount: Box::new(mount), _disk: None }
+                BuiltMount { path, _mount: Box::new(mount), _disk: None }
             }
             Self::Xfs(judges) => {
                 let disk = XfsDisk::served(judges, image);
                 let mount = disk.mount("ro,noatime", &[]);
                 let path = mount.path().to_owned();
-                KernelMount { path, _mount: Box::new(mount), _disk: Some(Box::new(disk)) }
+                BuiltMount { path, _mount: Box::new(mount), _disk: Some(Box::new(disk)) }
             }
         }
     }

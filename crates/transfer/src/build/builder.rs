@@ -30,7 +30,9 @@ use offshoot_vfs::{
     SafeName, SetAttr, SetTime, Timestamp, XattrMode,
 };
 
-use super::entry::{Contents, Entry, EntryKind, EntrySink, PIECE_BYTES, SourceProblem, split_path};
+use super::entry::{
+    BuildEntry, Contents, EntryKind, EntrySink, PIECE_BYTES, SourceProblem, split_path,
+};
 use super::{BuildOptions, tar::UNREADABLE_ACL};
 use crate::copy::is_refusal;
 use crate::extract::{LinkName, LinkTable, Problems, TransferCounters, Unapplied};
@@ -53,7 +55,7 @@ const WAITING_EACH_BYTES: usize = 128;
 const MISSING_PERMISSIONS: u32 = 0o755;
 
 /// A directory that is open.
-struct Level {
+struct BuilderLevel {
     name: Vec<u8>,
     file: FileId,
     /// The times that it has when the way leaves it.
@@ -120,7 +122,7 @@ pub(super) struct BuildContext<'a> {
 pub(super) struct Builder<'a> {
     context: BuildContext<'a>,
     /// The directories on the way. The first is the place that is built into.
-    levels: Vec<Level>,
+    levels: Vec<BuilderLevel>,
     /// Names that inodes of the source have that have several.
     links: LinkTable,
     /// Hard links that wait for their files: path, and path of the file.
@@ -134,7 +136,7 @@ impl<'a> Builder<'a> {
     /// A builder into `base`.
     pub(super) fn new(context: BuildContext<'a>, base: FileId) -> VfsResult<Self> {
         let attr = context.fs.attr(base)?;
-        let base = Level {
+        let base = BuilderLevel {
             name: Vec::new(),
             file: base,
             atime: attr.atime,
@@ -230,7 +232,7 @@ impl<'a> Builder<'a> {
     }
 
     /// The directory that the way leads to.
-    fn here(&self) -> Result<&Level> {
+    fn here(&self) -> Result<&BuilderLevel> {
         self.levels.last().ok_or_else(|| Error::posix(Errno::NOENT, "the way").into())
     }
 
@@ -310,7 +312,7 @@ impl<'a> Builder<'a> {
             match attr.file_type {
                 FileType::Directory => {
                     let Attr { atime, mtime, .. } = attr;
-                    self.levels.push(Level { name, file, atime, mtime, is_changed: false });
+                    self.levels.push(BuilderLevel { name, file, atime, mtime, is_changed: false });
                     depth += 1;
                 }
                 FileType::Symlink => {
@@ -414,7 +416,7 @@ impl<'a> Builder<'a> {
     }
 
     /// Gives a file its last attributes.
-    fn finish_file(&self, file: FileId, entry: &Entry, size: Option<u64>) -> Result {
+    fn finish_file(&self, file: FileId, entry: &BuildEntry, size: Option<u64>) -> Result {
         self.set_xattrs(file, entry)?;
         let (atime, mtime) = self.times_of(entry);
         let set = SetAttr { size, ..times(atime, mtime) };
@@ -425,13 +427,13 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
-    fn times_of(&self, entry: &Entry) -> (Timestamp, Timestamp) {
+    fn times_of(&self, entry: &BuildEntry) -> (Timestamp, Timestamp) {
         let clamp = |time: Timestamp| self.context.options.latest.map_or(time, |max| time.min(max));
         (clamp(entry.atime.unwrap_or(entry.mtime)), clamp(entry.mtime))
     }
 
     /// Sets extended attributes. Those that a volume has no place for are counted.
-    fn set_xattrs(&self, file: FileId, entry: &Entry) -> Result {
+    fn set_xattrs(&self, file: FileId, entry: &BuildEntry) -> Result {
         for (name, value) in &entry.xattrs {
             let path = || entry.path.clone();
             if name == UNREADABLE_ACL {
@@ -456,7 +458,7 @@ impl<'a> Builder<'a> {
     }
 
     /// Makes a directory, or gives the one that is there these attributes.
-    fn put_directory(&mut self, entry: &Entry) -> Result {
+    fn put_directory(&mut self, entry: &BuildEntry) -> Result {
         let path = &entry.path;
         let (parent, name) = split_path(path);
         let is_base = path.is_empty();
@@ -474,7 +476,7 @@ impl<'a> Builder<'a> {
         };
         self.set_xattrs(file, entry)?;
         let (atime, mtime) = self.times_of(entry);
-        let level = Level { name: name.to_vec(), file, atime, mtime, is_changed: true };
+        let level = BuilderLevel { name: name.to_vec(), file, atime, mtime, is_changed: true };
         if is_base {
             self.levels.clear();
         }
@@ -497,7 +499,7 @@ impl<'a> Builder<'a> {
 
     /// Gives a directory that was there the owner and permissions of `entry`, and takes its
     /// extended attributes away.
-    fn redo_attributes(&self, file: FileId, entry: &Entry) -> Result {
+    fn redo_attributes(&self, file: FileId, entry: &BuildEntry) -> Result {
         let (fs, now) = (self.context.fs, self.context.options.at);
         let fail = |error| at(error, &entry.path);
         for (name, _) in held_xattrs(fs, file).map_err(fail)? {
@@ -517,7 +519,12 @@ impl<'a> Builder<'a> {
     }
 
     /// Makes a regular file and fills it.
-    fn put_regular(&mut self, entry: &Entry, size: u64, contents: &mut dyn Contents) -> Result {
+    fn put_regular(
+        &mut self,
+        entry: &BuildEntry,
+        size: u64,
+        contents: &mut dyn Contents,
+    ) -> Result {
         let path = &entry.path;
         let new = self.new_file(entry.permissions, entry.uid, entry.gid);
         let (_, name) = split_path(path);
@@ -612,7 +619,7 @@ impl<'a> Builder<'a> {
     }
 
     /// Gives the name of `entry` to the file that another name of its inode became. Whether it did.
-    fn link_to_known(&mut self, entry: &Entry, inode: &Attr) -> Result<bool> {
+    fn link_to_known(&mut self, entry: &BuildEntry, inode: &Attr) -> Result<bool> {
         let failed = |error: std::io::Error| {
             TransferFailure::Host("the table of hard links".to_owned(), error)
         };
@@ -655,7 +662,7 @@ impl<'a> Builder<'a> {
 }
 
 impl EntrySink for Builder<'_> {
-    fn put(&mut self, mut entry: Entry, contents: &mut dyn Contents) -> Result {
+    fn put(&mut self, mut entry: BuildEntry, contents: &mut dyn Contents) -> Result {
         self.require_not_interrupted()?;
         if let Some((uid, gid)) = self.context.options.owner {
             (entry.uid, entry.gid) = (uid, gid);

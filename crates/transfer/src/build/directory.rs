@@ -21,7 +21,7 @@ use rustix::fs::{self, AtFlags, Dir};
 
 use super::BuildOptions;
 use super::entry::{
-    Contents, Entry, EntryKind, EntrySink, NoContents, PIECE_BYTES, SourceProblem,
+    BuildEntry, Contents, EntryKind, EntrySink, NoContents, PIECE_BYTES, SourceProblem,
     drop_second_lists, piece_len,
 };
 use super::measure::{SECTOR, SECTOR_BYTES};
@@ -33,7 +33,7 @@ use crate::{Result, TransferFailure, Watcher};
 const OTHER_DESCRIPTORS: u64 = 64;
 
 /// A directory that the walk is in.
-struct HostLevel {
+struct DirectorySourceLevel {
     directory: OwnedFd,
     names: vec::IntoIter<(SafeName, FileType)>,
     /// The length of its path in the source.
@@ -58,7 +58,8 @@ pub(super) fn read_directory(
     let mut path = Vec::new();
     let mut chunk = vec![0; if options.finds_zeros { PIECE_BYTES } else { 0 }];
     sink.put(entry(&file, b"").map_err(|error| failed(b"", &error))?, &mut NoContents)?;
-    let mut levels = vec![HostLevel::open(file, 0).map_err(|error| failed(b"", &error))?];
+    let mut levels =
+        vec![DirectorySourceLevel::open(file, 0).map_err(|error| failed(b"", &error))?];
     loop {
         if watcher.is_interrupted() {
             return Err(TransferFailure::Interrupted);
@@ -90,7 +91,7 @@ pub(super) fn read_directory(
                 return Err(failed(&path, &Error::unsupported(Code::TooDeep, what)));
             }
             sink.put(entry, &mut NoContents)?;
-            let level = HostLevel::open(file, path.len());
+            let level = DirectorySourceLevel::open(file, path.len());
             levels.push(level.map_err(|error| failed(&path, &error))?);
         } else {
             let fail = |error: &Error| failed(&path, error);
@@ -107,7 +108,7 @@ pub(super) fn read_directory(
     }
 }
 
-impl HostLevel {
+impl DirectorySourceLevel {
     fn open(file: HostFile<'_>, path_len: usize) -> VfsResult<Self> {
         let directory = file.into_directory()?;
         let mut names = Vec::new();
@@ -135,7 +136,7 @@ impl HostLevel {
 }
 
 /// What `file` is in a source, where its path is `path`.
-fn entry(file: &HostFile<'_>, path: &[u8]) -> VfsResult<Entry> {
+fn entry(file: &HostFile<'_>, path: &[u8]) -> VfsResult<BuildEntry> {
     let attr = file.attr();
     let kind = match attr.file_type {
         FileType::Regular => EntryKind::Regular { size: attr.size },
@@ -148,7 +149,7 @@ fn entry(file: &HostFile<'_>, path: &[u8]) -> VfsResult<Entry> {
     // The host lists them in an order of its own.
     xattrs.sort_unstable();
     drop_second_lists(&mut xattrs);
-    Ok(Entry {
+    Ok(BuildEntry {
         path: path.to_vec(),
         kind,
         permissions: attr.permissions,

@@ -14,7 +14,7 @@ use crate::{Result, TransferFailure};
 pub(super) const PIECE_BYTES: usize = 1 << 20;
 
 /// A file of a source.
-pub(super) struct Entry {
+pub(super) struct BuildEntry {
     /// The path below the place that the source is built into: names with `/` between them, and
     /// none of them empty, `.` or `..`. Empty for that place itself.
     pub(super) path: Vec<u8>,
@@ -50,7 +50,7 @@ pub(super) enum EntryKind {
     Symlink(Vec<u8>),
     /// A device, FIFO or socket.
     Node(NewNode),
-    /// One more name of the file at this path, which has the form of [`Entry::path`].
+    /// One more name of the file at this path, which has the form of [`BuildEntry::path`].
     HardLink(Vec<u8>),
 }
 
@@ -80,7 +80,7 @@ impl Contents for NoContents {
 /// What takes the files of sources, in the order in which these give them.
 pub(super) trait EntrySink {
     /// Takes one more file. It need not read all of `contents`.
-    fn put(&mut self, entry: Entry, contents: &mut dyn Contents) -> Result;
+    fn put(&mut self, entry: BuildEntry, contents: &mut dyn Contents) -> Result;
 }
 
 /// How much of the data from `at` to `end` goes into one piece. Pieces end at multiples of the
@@ -146,8 +146,8 @@ pub(super) fn drop_second_lists(xattrs: &mut Vec<XattrPair>) {
     }
 }
 
-/// A path of a source as an [`Entry`] has it. What an archive calls `/etc/passwd` is that file below
-/// the place that is built into.
+/// A path of a source as an [`BuildEntry`] has it. What an archive calls `/etc/passwd` is that file
+/// below the place that is built into.
 pub(super) fn normal_path(path: &[u8]) -> Result<Vec<u8>, SourceProblem> {
     let mut normal = Vec::with_capacity(path.len());
     for name in path.split(|&byte| byte == b'/') {
@@ -171,7 +171,7 @@ pub(super) fn normal_path(path: &[u8]) -> Result<Vec<u8>, SourceProblem> {
     Ok(normal)
 }
 
-/// A path of an [`Entry`] as the path of its directory and the name in it.
+/// A path of an [`BuildEntry`] as the path of its directory and the name in it.
 pub(super) fn split_path(path: &[u8]) -> (&[u8], &[u8]) {
     match path.iter().rposition(|&byte| byte == b'/') {
         Some(at) => (path.get(..at).unwrap_or_default(), path.get(at + 1..).unwrap_or_default()),

@@ -32,7 +32,9 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use sha2::{Digest, Sha256};
 
-use super::entry::{Contents, Entry, EntryKind, EntrySink, SourceProblem, normal_path, split_path};
+use super::entry::{
+    BuildEntry, Contents, EntryKind, EntrySink, SourceProblem, normal_path, split_path,
+};
 use super::tar::{ArchiveEnd, read_tar};
 use super::unpack::{ArchiveInput, packing_of_file, require_not_interrupted, unpack};
 use super::{BuildOptions, EntriesOf, Including, LayeredSink};
@@ -160,11 +162,11 @@ impl ContainerImage {
 /// The files of an image, by name.
 enum Blobs {
     Directory(PathBuf),
-    Archive { file: File, members: BTreeMap<Vec<u8>, Member> },
+    Archive { file: File, members: BTreeMap<Vec<u8>, ArchiveMember> },
 }
 
 /// A file of an archive.
-enum Member {
+enum ArchiveMember {
     /// It begins at this byte and has so many.
     File { offset: u64, len: u64 },
     /// It is another name of this one.
@@ -206,12 +208,12 @@ impl Blobs {
                 let mut path = normal_path(name.as_bytes())?;
                 for _ in 0..LINKS_MAX {
                     match members.get(&path) {
-                        Some(Member::File { offset, len }) => {
+                        Some(ArchiveMember::File { offset, len }) => {
                             let end = offset.saturating_add(*len);
                             let file = file.try_clone()?;
                             return Ok(Box::new(FilePart { file, at: *offset, end }));
                         }
-                        Some(Member::Link(target)) => path.clone_from(target),
+                        Some(ArchiveMember::Link(target)) => path.clone_from(target),
                         None => return Err(missing()),
                     }
                 }
@@ -273,16 +275,18 @@ impl ArchiveInput for Positioned<'_> {
 /// Notes where the files of an archive are.
 struct MemberIndex {
     position: Rc<Cell<u64>>,
-    members: BTreeMap<Vec<u8>, Member>,
+    members: BTreeMap<Vec<u8>, ArchiveMember>,
     /// The memory that they take, about.
     bytes: usize,
 }
 
 impl EntrySink for MemberIndex {
-    fn put(&mut self, entry: Entry, _: &mut dyn Contents) -> Result {
+    fn put(&mut self, entry: BuildEntry, _: &mut dyn Contents) -> Result {
         let member = match entry.kind {
-            EntryKind::Regular { size } => Member::File { offset: self.position.get(), len: size },
-            EntryKind::HardLink(target) => Member::Link(target),
+            EntryKind::Regular { size } => {
+                ArchiveMember::File { offset: self.position.get(), len: size }
+            }
+            EntryKind::HardLink(target) => ArchiveMember::Link(target),
             // `docker save` once wrote equal layers as links: `../HEX/layer.tar`.
             EntryKind::Symlink(target) => {
                 let (dir, _) = split_path(&entry.path);
@@ -291,11 +295,11 @@ impl EntrySink for MemberIndex {
                     None => (dir, target),
                 };
                 let Ok(target) = normal_path(&[up, b"/", &target].concat()) else { return Ok(()) };
-                Member::Link(target)
+                ArchiveMember::Link(target)
             }
             EntryKind::Directory | EntryKind::Node(_) => return Ok(()),
         };
-        let target_len = if let Member::Link(target) = &member { target.len() } else { 0 };
+        let target_len = if let ArchiveMember::Link(target) = &member { target.len() } else { 0 };
         self.bytes += entry.path.len() + target_len + MEMBER_BYTES;
         if self.members.len() >= MEMBERS_MAX || self.bytes > MEMBERS_BYTES_MAX {
             let what = "an archive of too many files, or of too long names, for one with an image";
@@ -463,7 +467,7 @@ struct Whiteouts<'a> {
 }
 
 impl EntrySink for Whiteouts<'_> {
-    fn put(&mut self, entry: Entry, _: &mut dyn Contents) -> Result {
+    fn put(&mut self, entry: BuildEntry, _: &mut dyn Contents) -> Result {
         if let EntryKind::Directory = entry.kind {
             if self.options.leaves_out_way(&entry.path) || is_of_whiteout(&entry.path) {
                 return Ok(());
@@ -499,7 +503,7 @@ struct Files<'a> {
 }
 
 impl EntrySink for Files<'_> {
-    fn put(&mut self, entry: Entry, contents: &mut dyn Contents) -> Result {
+    fn put(&mut self, entry: BuildEntry, contents: &mut dyn Contents) -> Result {
         if is_of_whiteout(&entry.path) {
             return Ok(());
         }

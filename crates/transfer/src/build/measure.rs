@@ -2,7 +2,7 @@
 
 use offshoot_vfs::SafeName;
 
-use super::entry::{Contents, Entry, EntryKind, EntrySink};
+use super::entry::{BuildEntry, Contents, EntryKind, EntrySink};
 use crate::extract::{LinkName, LinkTable};
 use crate::{Result, TransferFailure, Watcher};
 
@@ -47,7 +47,7 @@ impl<'a> Measure<'a> {
     }
 
     /// Whether `entry` is one more name of a file that is counted.
-    fn is_further_name(&mut self, entry: &Entry) -> Result<bool> {
+    fn is_further_name(&mut self, entry: &BuildEntry) -> Result<bool> {
         let Some(inode) = &entry.inode else { return Ok(false) };
         let failed = |error: std::io::Error| {
             TransferFailure::Host("the table of hard links".to_owned(), error)
@@ -63,7 +63,7 @@ impl<'a> Measure<'a> {
 }
 
 impl EntrySink for Measure<'_> {
-    fn put(&mut self, entry: Entry, contents: &mut dyn Contents) -> Result {
+    fn put(&mut self, entry: BuildEntry, contents: &mut dyn Contents) -> Result {
         if self.watcher.is_interrupted() {
             return Err(TransferFailure::Interrupted);
         }

@@ -35,7 +35,8 @@ use offshoot_vfs::{FileType, NewNode, Timestamp};
 
 use super::acl::acl_value;
 use super::entry::{
-    Contents, Entry, EntryKind, EntrySink, SourceProblem, drop_second_lists, normal_path, piece_len,
+    BuildEntry, Contents, EntryKind, EntrySink, SourceProblem, drop_second_lists, normal_path,
+    piece_len,
 };
 use super::unpack::{ArchiveInput, fill};
 use crate::xattrs::XattrPair;
@@ -102,7 +103,7 @@ struct Preceding {
 
 /// An entry as its headers have it, and where its data belongs.
 struct TarFile {
-    entry: Entry,
+    entry: BuildEntry,
     /// How much data follows.
     stored: u64,
     /// Where it belongs, for a sparse file.
@@ -319,7 +320,7 @@ impl TarReader<'_> {
             None => header.gnu_atime().map(|secs| Timestamp { secs, nanos: 0 }),
             known => known,
         };
-        let entry = Entry {
+        let entry = BuildEntry {
             path: archived_path(&path)?,
             permissions: header.permissions()?,
             uid: records.uid.map_or_else(|| header.uid(), Ok)?,
@@ -356,7 +357,7 @@ fn xattrs(records: Records, kind: &EntryKind) -> Vec<XattrPair> {
     xattrs
 }
 
-/// A path of the archive as an [`Entry`] has it.
+/// A path of the archive as an [`BuildEntry`] has it.
 fn archived_path(path: &[u8]) -> Result<Vec<u8>, SourceProblem> {
     if path.split(|&byte| byte == b'/').nth(PATH_NAMES_MAX).is_some() {
         let what = format!("a path of more than {PATH_NAMES_MAX} names");

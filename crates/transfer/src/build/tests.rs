@@ -18,12 +18,12 @@ use crate::extract::tests::{Printed, process};
 const AT: Timestamp = Timestamp { secs: 1_700_000_000, nanos: 0 };
 
 /// A volume in memory, and files that it is built from.
-struct Site {
+struct BuildSite {
     dir: TempDir,
     model: Model,
 }
 
-impl Site {
+impl BuildSite {
     fn new() -> Self {
         let dir = tempfile::tempdir().expect("a temporary directory");
         Self { dir, model: Model::made_at(AT) }
@@ -125,7 +125,7 @@ fn file(name: &str, data: &str) -> Vec<u8> {
 
 #[test]
 fn the_later_of_two_entries_counts() {
-    let site = Site::new();
+    let site = BuildSite::new();
     site.builds(&[
         file("a", "first"),
         directory("b/", 1),
@@ -148,7 +148,7 @@ fn the_later_of_two_entries_counts() {
 
 #[test]
 fn paths_lead_through_links_inside_the_volume() {
-    let site = Site::new();
+    let site = BuildSite::new();
     site.builds(&[
         linked("bin", b'2', "usr/bin"),
         linked("abs", b'2', "/usr/bin"),
@@ -170,7 +170,7 @@ fn paths_lead_through_links_inside_the_volume() {
 /// What `/` and `..` mean in a link ends at the place that is built into.
 #[test]
 fn links_do_not_lead_out_of_the_place() {
-    let site = Site::new();
+    let site = BuildSite::new();
     let base = site.archive(&[file("etc/passwd", "root")]);
     let hostile = site.archive(&[
         linked("abs", b'2', "/etc"),
@@ -188,7 +188,7 @@ fn links_do_not_lead_out_of_the_place() {
 
 #[test]
 fn hard_links_wait_for_their_files() {
-    let site = Site::new();
+    let site = BuildSite::new();
     site.builds(&[
         linked("a", b'1', "b"),
         linked("b", b'1', "dir/c"),
@@ -206,7 +206,7 @@ fn hard_links_wait_for_their_files() {
 
 #[test]
 fn directories_keep_their_times_whatever_comes_later() {
-    let site = Site::new();
+    let site = BuildSite::new();
     site.builds(&[
         directory("./", 7),
         directory("a/", 1),
@@ -224,7 +224,7 @@ fn directories_keep_their_times_whatever_comes_later() {
 
 #[test]
 fn options_change_owners_and_times_and_leave_out() {
-    let site = Site::new();
+    let site = BuildSite::new();
     let mut options = BuildOptions::new(AT);
     options.owner = Some((5, 6));
     options.latest = Some(Timestamp { secs: 4, nanos: 0 });
@@ -251,7 +251,7 @@ fn options_change_owners_and_times_and_leave_out() {
 #[test]
 fn what_an_extraction_archives_is_built_as_it_was() {
     use crate::extract::{ExtractSource, extract_tar};
-    let site = Site::new();
+    let site = BuildSite::new();
     let long = format!("{}/{}", "d".repeat(200), "n".repeat(200));
     site.builds(&[
         records(b'x', &[("path", &long), ("mtime", "-1.5"), ("SCHILY.xattr.user.a%3Db", "v")]),
@@ -269,7 +269,7 @@ fn what_an_extraction_archives_is_built_as_it_was() {
     let source = ExtractSource { fs: &site.model, top: site.model.root(), path: b"" };
     let archive = std::fs::File::create(&path).expect("a file");
     extract_tar(&source, archive, &Printed).expect("an archive");
-    let again = Site::new();
+    let again = BuildSite::new();
     let sources = vec![(BuildSource::Archive(path), "")];
     again.build_with(&BuildOptions::new(AT), sources).expect("a build");
     let compare = offshoot_testkit::compare::Compare::of_copies();
@@ -279,7 +279,7 @@ fn what_an_extraction_archives_is_built_as_it_was() {
 #[test]
 fn a_directory_of_the_host() {
     use std::os::unix::fs::{PermissionsExt, symlink};
-    let site = Site::new();
+    let site = BuildSite::new();
     let top = site.path("top");
     std::fs::create_dir_all(top.join("z/y")).expect("directories");
     std::fs::write(top.join("z/y/f"), "f").expect("a file");
@@ -334,7 +334,7 @@ fn packed_archives() {
     };
     let zstd = || zstd::encode_all(&archive[..], 1).expect("memory");
     for (name, bytes) in [("gzip", gzip()), ("bzip2", bzip2()), ("xz", xz()), ("zstd", zstd())] {
-        let site = Site::new();
+        let site = BuildSite::new();
         let path = site.path("packed");
         let build = |bytes: &[u8]| {
             std::fs::write(&path, bytes).expect("a file");
@@ -352,7 +352,7 @@ fn packed_archives() {
 #[test]
 fn a_long_chain_of_waiting_links_takes_no_square_of_its_length() {
     const LENGTH: usize = 20_000;
-    let site = Site::new();
+    let site = BuildSite::new();
     let name = |number: usize| format!("d{number:05}/f");
     let link = |number| linked(&name(number), b'1', &name(number + 1));
     let mut members: Vec<_> = (0..LENGTH).map(link).collect();
@@ -367,14 +367,14 @@ fn a_long_chain_of_waiting_links_takes_no_square_of_its_length() {
 
 #[test]
 fn what_replaces_a_directory_ends_the_links_that_wait_in_it() {
-    let site = Site::new();
+    let site = BuildSite::new();
     site.builds(&[linked("d/a", b'1', "later"), file("d", "a file"), file("later", "later")]);
     assert_eq!(site.shown(), "d x1 a file\nlater x1 later\n");
 }
 
 #[test]
 fn what_cannot_be_applied_is_counted() {
-    let site = Site::new();
+    let site = BuildSite::new();
     let mut options = BuildOptions::new(AT);
     options.xattr_bytes_max = Some(1000);
     let source = site.archive(&[
@@ -438,7 +438,7 @@ impl Watcher for Impatient {
 /// Wherever a build is when the user interrupts it, it says that, and nothing else.
 #[test]
 fn a_build_is_interrupted_everywhere() {
-    let host = Site::new();
+    let host = BuildSite::new();
     let packed = |members: &[Vec<u8>]| {
         let mut archive = ended(members.concat());
         // What is behind the mark at the end is read, too.
@@ -455,7 +455,7 @@ fn a_build_is_interrupted_everywhere() {
     for questions in [0, 1, 2, 3, 5, 8, 13, 20, 50, 100, 200, 300, 500, 100_000] {
         let watcher = || Impatient(std::sync::atomic::AtomicU32::new(questions));
         let input = || [BuildInput { source: source.clone(), to: Vec::new() }];
-        let site = Site::new();
+        let site = BuildSite::new();
         for done in [
             measure_sources(&input(), &options, process(), &watcher()).map(|_| ()),
             build(&site.model, &input(), &options, process(), &watcher(), None).map(|_| ()),
@@ -476,7 +476,7 @@ fn a_stream_is_told_by_bytes_that_come_one_by_one_and_must_end() {
     use std::io::Write;
     let archive = ended(file("a", "packed"));
     let packed = zstd::encode_all(&archive[..], 1).expect("memory");
-    let site = Site::new();
+    let site = BuildSite::new();
     let fifo = site.path("fifo");
     let status = std::process::Command::new("mkfifo").arg(&fifo).status().expect("mkfifo starts");
     assert!(status.success());
@@ -503,7 +503,7 @@ fn a_stream_is_told_by_bytes_that_come_one_by_one_and_must_end() {
 /// All names of a file are one file.
 #[test]
 fn a_file_with_several_names_is_measured_once() {
-    let site = Site::new();
+    let site = BuildSite::new();
     let top = site.path("top");
     std::fs::create_dir(&top).expect("a directory");
     std::fs::write(top.join("a"), vec![1; 100_000]).expect("a file");
@@ -525,7 +525,7 @@ fn a_file_with_several_names_is_measured_once() {
 fn zeros_are_holes_whatever_the_host_says() {
     use std::os::unix::fs::FileExt;
     const SIZE: usize = (3 << 20) + 100;
-    let site = Site::new();
+    let site = BuildSite::new();
     let mut bytes = vec![0; SIZE];
     for at in [5000, (1 << 20) - 1, 1 << 20, (2 << 20) + 8191, SIZE - 1] {
         bytes[at] = 1;
@@ -545,9 +545,9 @@ fn zeros_are_holes_whatever_the_host_says() {
     for name in ["full", "sparse"] {
         let source = || BuildSource::Directory(site.path(name));
         let input = [BuildInput { source: source(), to: Vec::new() }];
-        let size = measure_sources(&input, &options, process(), &Printed).expect("a size");
-        assert_eq!(size.data_bytes, 4 * 4096 + 100, "{name}");
-        let built = Site::new();
+        let measured = measure_sources(&input, &options, process(), &Printed).expect("a size");
+        assert_eq!(measured.data_bytes, 4 * 4096 + 100, "{name}");
+        let built = BuildSite::new();
         let outcome = built.build_with(&options, vec![(source(), "")]).expect("a build");
         assert_eq!(outcome.bytes, 4 * 4096 + 100, "{name}");
         let file = resolve(&built.model, b"/f", LastLink::Keep).expect("it is there");
@@ -559,7 +559,7 @@ fn zeros_are_holes_whatever_the_host_says() {
 
 #[test]
 fn large_directories_are_emptied() {
-    let site = Site::new();
+    let site = BuildSite::new();
     let mut members: Vec<_> = (0..1500).map(|at| file(&format!("d/{at}"), "")).collect();
     members.extend((0..300).map(|at| file(&format!("d/s{at}/{at}"), "")));
     members.push(file("d", "a file"));

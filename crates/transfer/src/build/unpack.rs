@@ -129,7 +129,7 @@ pub(super) fn unpack_file(
     file: File,
     watcher: &dyn Watcher,
 ) -> Result<Box<dyn ArchiveInput + '_>, SourceProblem> {
-    if packing_of_file(&file)? != Packing::None {
+    if packing_of_file(&file)? != ArchivePacking::None {
         return unpack(file, watcher);
     }
     let input = Interruptible::new(file, watcher);
@@ -137,7 +137,7 @@ pub(super) fn unpack_file(
 }
 
 /// What packed the archive in a regular file.
-pub(super) fn packing_of_file(file: &File) -> Result<Packing, SourceProblem> {
+pub(super) fn packing_of_file(file: &File) -> Result<ArchivePacking, SourceProblem> {
     let mut start = [0; START_BYTES];
     let len = fill_with(&mut start, |buf, at| file.read_at(buf, at as u64))?;
     packed_by(start.get(..len).unwrap_or_default())
@@ -156,11 +156,11 @@ pub(super) fn unpack<'a>(
     let input = Cursor::new(start).take(len as u64).chain(input);
     let input = BufReader::with_capacity(BUFFER_BYTES, input);
     Ok(match packing {
-        Packing::None => streamed(input, watcher),
-        Packing::Gzip => streamed(MultiGzDecoder::new(input), watcher),
-        Packing::Zstd => streamed(zstd::stream::read::Decoder::with_buffer(input)?, watcher),
-        Packing::Xz => streamed(XzReader::new_mem_limit(input, true, XZ_KIB_MAX), watcher),
-        Packing::Bzip2 => streamed(MultiBzDecoder::new(input), watcher),
+        ArchivePacking::None => streamed(input, watcher),
+        ArchivePacking::Gzip => streamed(MultiGzDecoder::new(input), watcher),
+        ArchivePacking::Zstd => streamed(zstd::stream::read::Decoder::with_buffer(input)?, watcher),
+        ArchivePacking::Xz => streamed(XzReader::new_mem_limit(input, true, XZ_KIB_MAX), watcher),
+        ArchivePacking::Bzip2 => streamed(MultiBzDecoder::new(input), watcher),
     })
 }
 
@@ -192,7 +192,7 @@ fn fill_with(
 
 /// What packed an archive.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Packing {
+pub(super) enum ArchivePacking {
     None,
     Gzip,
     Zstd,
@@ -200,7 +200,7 @@ pub(super) enum Packing {
     Bzip2,
 }
 
-impl Packing {
+impl ArchivePacking {
     /// The program that packs so.
     pub(super) fn program(self) -> Option<&'static str> {
         match self {
@@ -214,18 +214,18 @@ impl Packing {
 }
 
 /// What packed an archive that begins with `start`.
-fn packed_by(start: &[u8]) -> Result<Packing, SourceProblem> {
+fn packed_by(start: &[u8]) -> Result<ArchivePacking, SourceProblem> {
     let refused = |what: &str| {
         let what = format!("it is {what}, and not a tar archive");
         Err(SourceProblem::Refused(what))
     };
     Ok(match start {
         [] => return refused("empty"),
-        [0x1f, 0x8b, ..] => Packing::Gzip,
+        [0x1f, 0x8b, ..] => ArchivePacking::Gzip,
         // The second is a frame that decoders skip.
-        [0x28, 0xb5, 0x2f, 0xfd, ..] | [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => Packing::Zstd,
-        [0xfd, b'7', b'z', b'X', b'Z', 0, ..] => Packing::Xz,
-        [b'B', b'Z', b'h', b'1'..=b'9', ..] => Packing::Bzip2,
+        [0x28, 0xb5, 0x2f, 0xfd, ..] | [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => ArchivePacking::Zstd,
+        [0xfd, b'7', b'z', b'X', b'Z', 0, ..] => ArchivePacking::Xz,
+        [b'B', b'Z', b'h', b'1'..=b'9', ..] => ArchivePacking::Bzip2,
         [0x1f, 0x9d, ..] => return refused("packed by compress (.Z)"),
         [0x04, 0x22, 0x4d, 0x18, ..] => return refused("packed by lz4"),
         [b'L', b'Z', b'I', b'P', ..] => return refused("packed by lzip"),
@@ -233,6 +233,6 @@ fn packed_by(start: &[u8]) -> Result<Packing, SourceProblem> {
         [b'7', b'z', 0xbc, 0xaf, ..] => return refused("a 7z archive"),
         [b'0', b'7', b'0', b'7', b'0', ..] => return refused("a cpio archive"),
         [b'!', b'<', b'a', b'r', b'c', b'h', b'>', ..] => return refused("an ar archive"),
-        _ => Packing::None,
+        _ => ArchivePacking::None,
     })
 }

@@ -194,8 +194,8 @@ impl<R: Read> MapLines<R> {
     }
 }
 
-/// The ranges of a file of `size` bytes of which `stored` bytes follow, in their order, none of them
-/// empty.
+/// The ranges of a file of `size` bytes of which `stored` bytes follow, in their order, none of
+/// them empty.
 pub(super) fn checked(
     mut ranges: Vec<Range<u64>>,
     size: u64,

@@ -19,12 +19,12 @@ struct SeenEntry {
 
 #[derive(Default)]
 struct Collected {
-    entries: Vec<Entry>,
+    entries: Vec<BuildEntry>,
     seen: Vec<SeenEntry>,
 }
 
 impl EntrySink for Collected {
-    fn put(&mut self, entry: Entry, contents: &mut dyn Contents) -> Result {
+    fn put(&mut self, entry: BuildEntry, contents: &mut dyn Contents) -> Result {
         let mut data = Vec::new();
         let mut buf = vec![0; 64];
         while let Some((offset, len)) = contents.read_piece(&mut buf)? {

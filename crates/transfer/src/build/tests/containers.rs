@@ -10,7 +10,7 @@ use super::*;
 
 /// An image that is made.
 struct NewImage {
-    site: Site,
+    site: BuildSite,
     /// The digests of unpacked layers.
     unpacked: Vec<String>,
     layers: Vec<Value>,
@@ -26,7 +26,7 @@ fn hex(bytes: &[u8]) -> String {
 
 impl NewImage {
     fn new() -> Self {
-        let site = Site::new();
+        let site = BuildSite::new();
         std::fs::create_dir_all(site.path("oci/blobs/sha256")).expect("a layout");
         Self { site, unpacked: Vec::new(), layers: Vec::new() }
     }
@@ -138,7 +138,7 @@ fn layers_are_put_one_over_the_other() {
     image.archived("oci.tar");
     image.build("oci:oci").unwrap_or_else(|failure| panic!("{failure}"));
     assert_eq!(image.site.shown(), LAYERED);
-    let again = NewImage { site: Site { model: Model::made_at(AT), ..image.site }, ..image };
+    let again = NewImage { site: BuildSite { model: Model::made_at(AT), ..image.site }, ..image };
     again.build("oci-archive:oci.tar").unwrap_or_else(|failure| panic!("{failure}"));
     assert_eq!(again.site.shown(), LAYERED);
 }

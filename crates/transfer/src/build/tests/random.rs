@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 use offshoot_testkit::random::Random;
 
-use super::{Site, directory, file, linked};
+use super::{BuildSite, directory, file, linked};
 
 /// What a path is in the model.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Node {
+enum TarModelNode {
     Directory,
     /// A regular file, by a number that all its names have.
     File(usize),
@@ -16,23 +16,25 @@ enum Node {
 }
 
 #[derive(Default)]
-struct TreeModel {
-    nodes: BTreeMap<String, Node>,
+struct TarModel {
+    nodes: BTreeMap<String, TarModelNode>,
     contents: Vec<String>,
 }
 
-impl TreeModel {
+impl TarModel {
     /// Whether all above `path` are directories, or can become some.
     fn takes(&self, path: &str) -> bool {
         let ends = path.match_indices('/').map(|(at, _)| &path[..at]);
-        ends.into_iter().all(|way| matches!(self.nodes.get(way), None | Some(Node::Directory)))
+        ends.into_iter()
+            .all(|way| matches!(self.nodes.get(way), None | Some(TarModelNode::Directory)))
     }
 
-    fn put(&mut self, path: &str, node: Node) {
+    fn put(&mut self, path: &str, node: TarModelNode) {
         for (at, _) in path.match_indices('/') {
-            self.nodes.insert(path[..at].to_owned(), Node::Directory);
+            self.nodes.insert(path[..at].to_owned(), TarModelNode::Directory);
         }
-        if node != Node::Directory || self.nodes.get(path) != Some(&Node::Directory) {
+        if node != TarModelNode::Directory || self.nodes.get(path) != Some(&TarModelNode::Directory)
+        {
             let below = format!("{path}/");
             self.nodes.retain(|other, _| other != path && !other.starts_with(&below));
         }
@@ -40,14 +42,15 @@ impl TreeModel {
     }
 
     fn shown(&self) -> String {
-        let names =
-            |number| self.nodes.values().filter(|node| **node == Node::File(number)).count();
-        let line = |(path, node): (&String, &Node)| match node {
-            Node::Directory => format!("{path} /\n"),
-            Node::File(number) => {
+        let names = |number| {
+            self.nodes.values().filter(|node| **node == TarModelNode::File(number)).count()
+        };
+        let line = |(path, node): (&String, &TarModelNode)| match node {
+            TarModelNode::Directory => format!("{path} /\n"),
+            TarModelNode::File(number) => {
                 format!("{path} x{} {}\n", names(*number), self.contents[*number])
             }
-            Node::Symlink(target) => format!("{path} -> {target}\n"),
+            TarModelNode::Symlink(target) => format!("{path} -> {target}\n"),
         };
         let mut lines: Vec<_> = self.nodes.iter().map(line).collect();
         lines.sort();
@@ -64,7 +67,7 @@ fn one_of<T: Clone>(random: &mut Random, choices: &[T]) -> T {
 fn a_volume_holds_what_an_archive_means() {
     for seed in 0..300 {
         let mut random = Random::new(seed);
-        let mut model = TreeModel::default();
+        let mut model = TarModel::default();
         let mut members = Vec::new();
         for step in 0..40 {
             let depth = 1 + random.below(3);
@@ -76,17 +79,17 @@ fn a_volume_holds_what_an_archive_means() {
             match random.below(5) {
                 0 => {
                     members.push(directory(&format!("./{path}/"), step));
-                    model.put(&path, Node::Directory);
+                    model.put(&path, TarModelNode::Directory);
                 }
                 1 => {
                     members.push(linked(&path, b'2', "target"));
-                    model.put(&path, Node::Symlink("target".to_owned()));
+                    model.put(&path, TarModelNode::Symlink("target".to_owned()));
                 }
                 2 => {
                     let files: Vec<_> = model
                         .nodes
                         .iter()
-                        .filter(|(_, node)| !matches!(node, Node::Directory))
+                        .filter(|(_, node)| !matches!(node, TarModelNode::Directory))
                         .map(|(path, node)| (path.clone(), node.clone()))
                         .collect();
                     if files.is_empty() {
@@ -95,7 +98,9 @@ fn a_volume_holds_what_an_archive_means() {
                     let (target, node) = one_of(&mut random, &files);
                     // What is replaced takes a file in it along, and a link to a link is one more
                     // link, which the model does not count.
-                    if target.starts_with(&format!("{path}/")) || !matches!(node, Node::File(_)) {
+                    if target.starts_with(&format!("{path}/"))
+                        || !matches!(node, TarModelNode::File(_))
+                    {
                         continue;
                     }
                     members.push(linked(&path, b'1', &target));
@@ -105,11 +110,11 @@ fn a_volume_holds_what_an_archive_means() {
                     let contents = format!("contents {step}");
                     members.push(file(&format!("/{path}"), &contents));
                     model.contents.push(contents);
-                    model.put(&path, Node::File(model.contents.len() - 1));
+                    model.put(&path, TarModelNode::File(model.contents.len() - 1));
                 }
             }
         }
-        let site = Site::new();
+        let site = BuildSite::new();
         site.builds(&members);
         assert_eq!(site.shown(), model.shown(), "seed {seed}");
     }

@@ -1,6 +1,6 @@
 //! What readers without a lock see while names and attributes change.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -58,10 +58,10 @@ fn an_attribute_has_one_of_its_values_while_it_changes() {
         .collect();
     (0..60).for_each(|number| set(&format!("other {number}"), &[7; 50]));
     set("name", &values[0]);
-    let is_over = AtomicBool::new(false);
+    let (is_over, looks) = (AtomicBool::new(false), AtomicUsize::new(0));
     let inodes = XfsInodes::new(1 << 20);
     let read = || {
-        let (mut looks, mut seen) = (0, std::collections::BTreeSet::new());
+        let mut seen = std::collections::BTreeSet::new();
         while !is_over.load(Ordering::Relaxed) {
             let xattrs = FileXattrs::new(bench.engine.buffers(), &inodes, file_id(ino));
             let value = xattrs.get(b"trusted.name").unwrap();
@@ -76,14 +76,15 @@ fn an_attribute_has_one_of_its_values_while_it_changes() {
             listed.sort_unstable();
             listed.dedup();
             assert_eq!(listed.len(), 61);
-            looks += 1;
+            looks.fetch_add(1, Ordering::Relaxed);
         }
-        (looks, seen.len())
+        seen.len()
     };
-    let (looks, seen) = thread::scope(|scope| {
+    let seen = thread::scope(|scope| {
         let reader = scope.spawn(read);
-        for number in 0..600 {
-            if reader.is_finished() {
+        // On a busy machine the reader gets few turns, so the values change until it had enough.
+        for number in 0..100_000 {
+            if reader.is_finished() || number >= 600 && looks.load(Ordering::Relaxed) > 20 {
                 break;
             }
             set("name", &values[number % values.len()]);
@@ -91,6 +92,7 @@ fn an_attribute_has_one_of_its_values_while_it_changes() {
         is_over.store(true, Ordering::Relaxed);
         reader.join().unwrap()
     });
+    let looks = looks.into_inner();
     assert!(looks > 20 && seen > 1, "{looks} looks, {seen} values");
     let tree = bench.tree();
     drop(bench.assert_unmounts(&tree));
