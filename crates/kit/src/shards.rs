@@ -51,6 +51,7 @@ impl<K: Eq + Hash, V> ShardedMap<K, V> {
     }
 
     /// The shard of all keys to which the caller gives this number, locked.
+    #[must_use = "the shard is locked no longer than the guard lives"]
     pub fn shard_numbered(&self, number: u64) -> MutexGuard<'_, MapShard<K, V>> {
         self.shard_of_hash(scatter(number) as u64)
     }
