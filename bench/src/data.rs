@@ -99,9 +99,9 @@ impl DataJob {
             let (mut ours, mut kernel) = (Vec::new(), Vec::new());
             for turn in 0..self.turns {
                 eprintln!("{group}, turn {} of {}: ours", turn + 1, self.turns);
-                ours.push(self.work.run::<F, LibraryVolume<F>>(group)?);
+                ours.push(self.work.run::<LibraryVolume<F>>(group)?);
                 eprintln!("{group}, turn {} of {}: kernel", turn + 1, self.turns);
-                kernel.push(self.work.run::<F, MountedVolume<F>>(group)?);
+                kernel.push(self.work.run::<MountedVolume<F>>(group)?);
             }
             for (index, &SideTime { name, .. }) in ours[0].iter().enumerate() {
                 let seconds = |turns: &[Vec<SideTime>]| -> Vec<f64> {

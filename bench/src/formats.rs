@@ -39,27 +39,9 @@ pub(crate) trait BenchFormat {
     /// Makes a volume with the program of the format.
     fn mkfs(image: &Path) -> Result;
     /// Mounts a volume with the kernel.
-    fn mount(image: &Path, options: &str) -> Result<BenchMount>;
+    fn mount(image: &Path, options: &str) -> Result<LoopMount>;
     /// Lets the judge of the format look at a volume.
     fn check(image: &Path) -> Result;
-}
-
-/// A mount of the kernel, which ends when this is dropped.
-pub(crate) enum BenchMount {
-    /// Of btrfs.
-    Members(MountedMembers),
-    /// Of XFS.
-    Loop(LoopMount),
-}
-
-impl BenchMount {
-    /// Where it is mounted.
-    pub(crate) fn path(&self) -> &Path {
-        match self {
-            Self::Members(mount) => mount.path(),
-            Self::Loop(mount) => mount.path(),
-        }
-    }
 }
 
 /// The format btrfs.
@@ -99,12 +81,12 @@ impl BenchFormat for Btrfs {
         try_run("mkfs.btrfs", &["-q".as_ref(), image.as_os_str()]).map(drop)
     }
 
-    fn mount(image: &Path, options: &str) -> Result<BenchMount> {
+    fn mount(image: &Path, options: &str) -> Result<LoopMount> {
         let mount = MountedMembers::try_new(&[PathBuf::from(image)], options)?;
         for device in mount.devices() {
             try_run::<&str>("losetup", &["--direct-io=on", device])?;
         }
-        Ok(BenchMount::Members(mount))
+        Ok(mount.into_mount())
     }
 
     fn check(image: &Path) -> Result {
@@ -163,9 +145,9 @@ impl BenchFormat for Xfs {
         try_run("mkfs.xfs", &["-q".as_ref(), image.as_os_str()]).map(drop)
     }
 
-    fn mount(image: &Path, options: &str) -> Result<BenchMount> {
+    fn mount(image: &Path, options: &str) -> Result<LoopMount> {
         let device = AttachedLoop::attach_direct(image);
-        LoopMount::new(vec![device], "xfs", options).map(BenchMount::Loop)
+        LoopMount::new(vec![device], "xfs", options)
     }
 
     fn check(image: &Path) -> Result {

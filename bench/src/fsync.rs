@@ -85,8 +85,8 @@ impl FsyncJob {
             let (mut ours, mut kernel) = (Vec::new(), Vec::new());
             for turn in 0..self.turns {
                 eprintln!("{threads} threads, turn {} of {}", turn + 1, self.turns);
-                ours.push(self.one::<F, LibraryVolume<F>>("ours", threads)?);
-                kernel.push(self.one::<F, MountedVolume<F>>("kernel", threads)?);
+                ours.push(self.one::<LibraryVolume<F>>("ours", threads)?);
+                kernel.push(self.one::<MountedVolume<F>>("kernel", threads)?);
             }
             print_row(threads, &ours, &kernel);
             print_row(threads, &kernel, &kernel);
@@ -96,7 +96,7 @@ impl FsyncJob {
     }
 
     /// Runs one side once.
-    fn one<F: BenchFormat, S: ComparedVolume>(&self, name: &str, threads: u64) -> Result<Value> {
+    fn one<S: ComparedVolume>(&self, name: &str, threads: u64) -> Result<Value> {
         let each = self.fsyncs / threads;
         S::make(&self.image, (2 << 30) + 16 * self.fsyncs * SECTOR as u64)?;
         let side = S::open_cold(&self.image, None)?;
@@ -123,7 +123,7 @@ impl FsyncJob {
         let commits = side.commits().zip(commits).map(|(after, before)| after - before);
         drop((files, side));
         if S::IS_OURS && self.is_proved {
-            self.prove::<F>(threads, each)?;
+            self.prove::<S::Format>(threads, each)?;
         }
         times.sort_unstable();
         let mut run = json!({

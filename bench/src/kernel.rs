@@ -30,13 +30,7 @@ use crate::workload::Site;
 pub(crate) struct KernelVolume {
     root: OwnedFd,
     // Dropped after `root`, so that nothing is open at the unmount.
-    _mount: Option<MountedKernel>,
-}
-
-/// A mount of either format, which ends when this is dropped.
-enum MountedKernel {
-    Btrfs { _mount: MountedMembers },
-    Xfs { _mount: LoopMount },
+    _mount: Option<LoopMount>,
 }
 
 impl KernelVolume {
@@ -58,7 +52,7 @@ impl KernelVolume {
         try_run("mkfs.btrfs", &options)?;
         let mount = MountedMembers::try_new(&[image.to_path_buf()], mount)?;
         let root = root_of(mount.path())?;
-        Ok(Self { root, _mount: Some(MountedKernel::Btrfs { _mount: mount }) })
+        Ok(Self { root, _mount: Some(mount.into_mount()) })
     }
 
     /// Makes a new image of this size, and a volume of XFS on it, with a log of `log_bytes` if that
@@ -72,7 +66,7 @@ impl KernelVolume {
         try_run("mkfs.xfs", &words)?;
         let mount = LoopMount::new(vec![AttachedLoop::attach_direct(image)], "xfs", "noatime")?;
         let root = root_of(mount.path())?;
-        Ok(Self { root, _mount: Some(MountedKernel::Xfs { _mount: mount }) })
+        Ok(Self { root, _mount: Some(mount) })
     }
 
     /// A directory of any mounted filesystem.

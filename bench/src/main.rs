@@ -111,8 +111,9 @@ Options:
   --file-size BYTES   What each file in it holds [default: 1024]; twice that where half of them
                       are written directly
   --sides SIDES       What is mounted, of ours, ours-xfs, btrfs, xfs and null, of ours-dev,
-                      ours-xfs-dev and null-dev, which are served over /dev/fuse, and of fuser, which is null-dev with the
-                      crate of this name as its server [default: ours,null,btrfs,xfs]
+                      ours-xfs-dev and null-dev, which are served over /dev/fuse, and of fuser,
+                      which is null-dev with the crate of this name as its server
+                      [default: ours,null,btrfs,xfs]
   --loads LOADS       What is measured of empty, small, data and tree [default: all]
   --turns N           How often each side runs [default: 3]
   --no-proof          Let no judge look at what was made

@@ -11,6 +11,7 @@ use std::sync::{Arc, OnceLock};
 
 use offshoot_btrfs::SubvolumeId;
 use offshoot_device::{BlockDevice, FileDevice};
+use offshoot_testkit::loops::LoopMount;
 use offshoot_testkit::run::{command, try_run};
 use offshoot_vfs::{
     DirEntry, EntryPlace, Fallocate, FileId, FilePosition, FileSystem, FileSystemMut, NewFile,
@@ -19,7 +20,7 @@ use offshoot_vfs::{
 use rustix::fs::{FallocateFlags, OFlags, fallocate};
 
 use crate::Result;
-use crate::formats::{BenchFormat, BenchMount};
+use crate::formats::BenchFormat;
 use crate::kernel::remove_image;
 use crate::measure::drop_caches;
 
@@ -34,6 +35,8 @@ pub(crate) enum WriteWay {
 
 /// An open volume.
 pub(crate) trait ComparedVolume: Sized + Sync {
+    /// The format of the volume.
+    type Format: BenchFormat;
     /// An open file.
     type File: Send + Sync;
     /// A subvolume.
@@ -119,6 +122,7 @@ fn new_file() -> NewFile {
 }
 
 impl<F: BenchFormat> ComparedVolume for LibraryVolume<F> {
+    type Format = F;
     type File = FileId;
     type Subvolume = SubvolumeId;
     const IS_OURS: bool = true;
@@ -233,7 +237,7 @@ impl<F: BenchFormat> ComparedVolume for LibraryVolume<F> {
 }
 
 /// A volume that the kernel has mounted.
-pub(crate) struct MountedVolume<F>(BenchMount, PhantomData<F>);
+pub(crate) struct MountedVolume<F>(LoopMount, PhantomData<F>);
 
 /// A file on it, opened once more for its first direct write.
 pub(crate) struct KernelFile {
@@ -266,6 +270,7 @@ impl<F> MountedVolume<F> {
 }
 
 impl<F: BenchFormat + Sync> ComparedVolume for MountedVolume<F> {
+    type Format = F;
     type File = KernelFile;
     type Subvolume = String;
     const IS_OURS: bool = false;

@@ -6,11 +6,12 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use offshoot_testkit::loops::LoopMount;
 use offshoot_testkit::random::Random;
 
 use crate::Result;
 use crate::content::{SECTOR, VersionedContent, verify};
-use crate::formats::{BenchFormat, BenchMount};
+use crate::formats::BenchFormat;
 use crate::sides::{ComparedVolume, WriteWay, snapshot_name};
 
 /// The groups of rows. The first three name the compression of their data.
@@ -57,15 +58,12 @@ fn timed(name: &'static str, work: impl FnOnce() -> Result) -> Result<SideTime> 
 
 impl GroupSizes {
     /// Runs all rows of a group on one side.
-    pub(super) fn run<F: BenchFormat, S: ComparedVolume>(
-        &self,
-        group: &str,
-    ) -> Result<Vec<SideTime>> {
+    pub(super) fn run<S: ComparedVolume>(&self, group: &str) -> Result<Vec<SideTime>> {
         match group {
-            "direct" => self.direct::<F, S>(),
-            "snapshots" => self.snapshots::<F, S>(),
-            "plain" => self.data::<F, S>(None),
-            method => self.data::<F, S>(Some(method)),
+            "direct" => self.direct::<S>(),
+            "snapshots" => self.snapshots::<S>(),
+            "plain" => self.data::<S>(None),
+            method => self.data::<S>(Some(method)),
         }
     }
 
@@ -74,10 +72,7 @@ impl GroupSizes {
         S::make(&self.image, 4 * self.bytes + (4 << 30))
     }
 
-    fn data<F: BenchFormat, S: ComparedVolume>(
-        &self,
-        compress: Option<&str>,
-    ) -> Result<Vec<SideTime>> {
+    fn data<S: ComparedVolume>(&self, compress: Option<&str>) -> Result<Vec<SideTime>> {
         let content = VersionedContent::new(SEED);
         let (image, bytes) = (&self.image, self.bytes);
         let open = || S::open_cold(image, compress);
@@ -142,11 +137,11 @@ impl GroupSizes {
         let none = BTreeSet::new();
         let files =
             [("one", 0, bytes, &changed), ("two", 1, half, &none), ("three", 2, half, &none)];
-        self.prove::<F, S>(&content, &files)?;
+        self.prove::<S>(&content, &files)?;
         Ok(rows)
     }
 
-    fn direct<F: BenchFormat, S: ComparedVolume>(&self) -> Result<Vec<SideTime>> {
+    fn direct<S: ComparedVolume>(&self) -> Result<Vec<SideTime>> {
         let content = VersionedContent::new(SEED);
         let (image, bytes) = (&self.image, self.bytes);
         let mut rows = Vec::new();
@@ -168,11 +163,11 @@ impl GroupSizes {
             })?);
         }
         let none = BTreeSet::new();
-        self.prove::<F, S>(&content, &[("one", 0, bytes, &none), ("clone", 0, bytes, &none)])?;
+        self.prove::<S>(&content, &[("one", 0, bytes, &none), ("clone", 0, bytes, &none)])?;
         Ok(rows)
     }
 
-    fn snapshots<F: BenchFormat, S: ComparedVolume>(&self) -> Result<Vec<SideTime>> {
+    fn snapshots<S: ComparedVolume>(&self) -> Result<Vec<SideTime>> {
         const NAME: &str = "subvolume";
         self.make::<S>()?;
         let side = S::open_cold(&self.image, None)?;
@@ -183,7 +178,7 @@ impl GroupSizes {
             side.sync()
         })?;
         drop(side);
-        self.prove_snapshots::<F, S>(NAME)?;
+        self.prove_snapshots::<S>(NAME)?;
         Ok(vec![row])
     }
 
@@ -199,22 +194,22 @@ impl GroupSizes {
     }
 
     /// Lets the judge look at the volume of ours, and mounts it with the kernel.
-    fn judge<F: BenchFormat, S: ComparedVolume>(&self) -> Result<Option<BenchMount>> {
+    fn judge<S: ComparedVolume>(&self) -> Result<Option<LoopMount>> {
         if !self.is_proved || !S::IS_OURS {
             return Ok(None);
         }
-        F::check(&self.image)?;
-        F::mount(&self.image, "ro").map(Some)
+        S::Format::check(&self.image)?;
+        S::Format::mount(&self.image, "ro").map(Some)
     }
 
     /// Checks the contents of files. Each has a name, a number, a length, and the offsets that
     /// version 2 overwrote.
-    fn prove<F: BenchFormat, S: ComparedVolume>(
+    fn prove<S: ComparedVolume>(
         &self,
         content: &VersionedContent,
         files: &[(&str, usize, u64, &BTreeSet<u64>)],
     ) -> Result {
-        let Some(mount) = self.judge::<F, S>()? else { return Ok(()) };
+        let Some(mount) = self.judge::<S>()? else { return Ok(()) };
         for &(name, number, len, changed) in files {
             let failed = |error: std::io::Error| format!("{name}: {error}");
             let file = File::open(mount.path().join(name)).map_err(failed)?;
@@ -241,8 +236,8 @@ impl GroupSizes {
     }
 
     /// Checks that each snapshot has all data from before it, and none from after it.
-    fn prove_snapshots<F: BenchFormat, S: ComparedVolume>(&self, name: &str) -> Result {
-        let Some(mount) = self.judge::<F, S>()? else { return Ok(()) };
+    fn prove_snapshots<S: ComparedVolume>(&self, name: &str) -> Result {
+        let Some(mount) = self.judge::<S>()? else { return Ok(()) };
         let all = (0..self.snapshots).map(|n| (snapshot_name(n), n + 1));
         for (name, written) in all.chain([(name.to_owned(), self.snapshots)]) {
             let last = written.saturating_sub(1);

@@ -68,7 +68,7 @@ fn assert_built(
     let image = dir.join("v.img");
     check(judges, &image);
     let mount = judges.mount(&image);
-    let ours = HostFilesystem::new(&mount.path).expect("the mount opens");
+    let ours = HostFilesystem::new(mount.path()).expect("the mount opens");
     let compare = Compare::of_copies().without(Aspect::DirectorySize);
     let compare = without.iter().fold(compare, |compare, &aspect| compare.without(aspect));
     compare.run(&ours, source).assert_same(at_least);
@@ -77,11 +77,11 @@ fn assert_built(
 fn a_directory_with_one_of_everything() {
     let Some(judges) = BuildJudges::require() else { return };
     let source = judges.scratch(1024);
-    everything(&source.path);
+    everything(source.path());
     let dir = scratch_dir();
-    let said = build(dir.path(), &["--from".as_ref(), source.path.as_os_str()]);
+    let said = build(dir.path(), &["--from".as_ref(), source.path().as_os_str()]);
     assert_eq!(said, "");
-    assert_built(&judges, dir.path(), &source.path, EVERYTHING_AT_LEAST, &[]);
+    assert_built(&judges, dir.path(), source.path(), EVERYTHING_AT_LEAST, &[]);
 }
 
 /// Packs the tree with `program` and builds from the archive.
@@ -106,11 +106,11 @@ fn through_archive(
 fn archives_of_gnu_tar() {
     let Some(judges) = BuildJudges::require() else { return };
     let source = judges.scratch(1024);
-    what_tar_holds(&source.path);
+    what_tar_holds(source.path());
     let pax = "--format=pax --numeric-owner --xattrs --xattrs-include=* --acls --sparse";
     for version in ["0.0", "0.1", "1.0"] {
         let options = format!("{pax} --sparse-version={version} --hole-detection=seek");
-        through_archive(&judges, &source.path, "tar", &options, &[Aspect::Holes]);
+        through_archive(&judges, source.path(), "tar", &options, &[Aspect::Holes]);
     }
 }
 
@@ -122,16 +122,16 @@ fn archives_of_bsdtar() {
         return;
     }
     let source = judges.scratch(1024);
-    what_tar_holds(&source.path);
+    what_tar_holds(source.path());
     // libarchive writes names that are not UTF-8 in a form that only it reads.
-    fs::remove_dir_all(source.path.join("names")).expect("the names go");
+    fs::remove_dir_all(source.path().join("names")).expect("the names go");
     let dir = scratch_dir();
     let archive = dir.path().join("a.tar");
     let words = ["--format=pax", "--xattrs", "--acls", "--numeric-owner", "-cf"].map(OsStr::new);
-    let rest = [archive.as_os_str(), "-C".as_ref(), source.path.as_os_str(), ".".as_ref()];
+    let rest = [archive.as_os_str(), "-C".as_ref(), source.path().as_os_str(), ".".as_ref()];
     run("bsdtar", &[&words[..], &rest].concat());
     build(dir.path(), &["--from".as_ref(), archive.as_os_str()]);
-    assert_built(&judges, dir.path(), &source.path, 300, &[Aspect::Holes]);
+    assert_built(&judges, dir.path(), source.path(), 300, &[Aspect::Holes]);
 }
 
 /// An archive with entries that few programs write, and what they must become.
@@ -168,7 +168,7 @@ gnu.close(); pax.close()
         build(dir.path(), &["--from".as_ref(), archive.as_ref()]);
         check(&judges, &dir.path().join("v.img"));
         let mount = judges.mount(&dir.path().join("v.img"));
-        let path = |name: &str| mount.path.join(name);
+        let path = |name: &str| mount.path().join(name);
         let read = |name: &str| fs::read_to_string(path(name)).expect("a file");
         let metadata = |name: &str| fs::symlink_metadata(path(name)).expect("a file");
         assert_eq!(read("absolute"), "absolute");
@@ -189,10 +189,10 @@ gnu.close(); pax.close()
 fn an_extraction_is_built_again() {
     let Some(judges) = BuildJudges::require() else { return };
     let source = judges.scratch(1024);
-    everything(&source.path);
-    fs::remove_file(source.path.join("special/socket")).expect("the socket goes");
+    everything(source.path());
+    fs::remove_file(source.path().join("special/socket")).expect("the socket goes");
     let dir = scratch_dir();
-    build(dir.path(), &["--from".as_ref(), source.path.as_os_str()]);
+    build(dir.path(), &["--from".as_ref(), source.path().as_os_str()]);
     does(dir.path(), "extract v.img --tar out.tar");
     fs::rename(dir.path().join("v.img"), dir.path().join("first.img")).expect("a rename");
     // Through a pipe, packed.
@@ -206,7 +206,7 @@ fn an_extraction_is_built_again() {
     let output = output.expect("the program starts");
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && zstd.wait().expect("it ends").success(), "{said}");
-    assert_built(&judges, dir.path(), &source.path, EVERYTHING_AT_LEAST, &[]);
+    assert_built(&judges, dir.path(), source.path(), EVERYTHING_AT_LEAST, &[]);
 }
 
 /// Subvolumes hold what the sources have at their paths.
@@ -231,7 +231,7 @@ fn subvolumes() {
     let names: Vec<_> = listed.lines().filter_map(|line| line.split(' ').next_back()).collect();
     assert_eq!(names, ["PATH", "/", "/@", "/@home", "/@/var/log"]);
     let mount = judges.mount(&path("v.img"));
-    let read = |name: &str| fs::read_to_string(mount.path.join(name)).expect("a file");
+    let read = |name: &str| fs::read_to_string(mount.path().join(name)).expect("a file");
     assert_eq!((read("etc/motd"), read("var/log/messages")), ("motd".into(), "messages".into()));
     drop(mount);
     assert_eq!(does(dir.path(), "cat --subvolume 5 v.img:/@home/alice/f"), "f");
@@ -245,13 +245,13 @@ fn subvolumes() {
 fn an_unprivileged_user_builds_an_image_of_root() {
     let Some(judges) = BuildJudges::require() else { return };
     let source = judges.scratch(512);
-    fill::special::fill(&fill::directory(&source.path, "special"));
-    fill::xattrs::fill(&fill::directory(&source.path, "xattrs"));
-    fs::remove_file(source.path.join("special/socket")).expect("the socket goes");
+    fill::special::fill(&fill::directory(source.path(), "special"));
+    fill::xattrs::fill(&fill::directory(source.path(), "xattrs"));
+    fs::remove_file(source.path().join("special/socket")).expect("the socket goes");
     let dir = scratch_dir();
     let archive = dir.path().join("a.tar");
     let options = ["--format=pax", "--xattrs", "--xattrs-include=*", "-cf"].map(OsStr::new);
-    let rest = [archive.as_os_str(), "-C".as_ref(), source.path.as_os_str(), ".".as_ref()];
+    let rest = [archive.as_os_str(), "-C".as_ref(), source.path().as_os_str(), ".".as_ref()];
     run("tar", &[&options[..], &rest].concat());
     let program = copy_program(dir.path());
     run("chown", &["-R".as_ref(), "65534:65534".as_ref(), dir.path().as_os_str()]);
@@ -265,7 +265,7 @@ fn an_unprivileged_user_builds_an_image_of_root() {
         .expect("setpriv starts");
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && said.is_empty(), "{said}");
-    assert_built(&judges, dir.path(), &source.path, 40, &[]);
+    assert_built(&judges, dir.path(), source.path(), 40, &[]);
 }
 
 fn several_sources_become_one_tree() {
@@ -307,14 +307,14 @@ fn several_sources_become_one_tree() {
     assert!(shown.contains("\"files\":5,") && shown.contains("\"not_applied\":[]"), "{shown}");
     check(&judges, &path("v.img"));
     let mount = judges.mount(&path("v.img"));
-    let read = |name: &str| fs::read_to_string(mount.path.join(name)).expect("a file");
+    let read = |name: &str| fs::read_to_string(mount.path().join(name)).expect("a file");
     assert_eq!(read("etc/motd"), "of over");
     assert_eq!(read("etc/hosts"), "hosts");
     assert_eq!(read("srv/base/etc/motd"), "of base");
     for gone in ["lib/a.o", "cache", "srv/base/lib/a.o"] {
-        assert!(!mount.path.join(gone).exists(), "{gone}");
+        assert!(!mount.path().join(gone).exists(), "{gone}");
     }
-    let owner = fs::metadata(mount.path.join("srv/base/etc")).expect("a directory");
+    let owner = fs::metadata(mount.path().join("srv/base/etc")).expect("a directory");
     assert_eq!((owner.uid(), owner.gid()), (7, 8));
     let mode = fs::metadata(path("v.img")).expect("an image").mode();
     assert_eq!(mode & 0o133, 0, "{mode:o}");
@@ -380,7 +380,7 @@ json.dump({'schemaVersion': 2, 'manifests': [manifest]}, open('oci/index.json', 
         assert_eq!(build(dir.path(), &["--from".as_ref(), source.as_ref()]), "");
         check(&judges, &dir.path().join("v.img"));
         let mount = judges.mount(&dir.path().join("v.img"));
-        let path = |name: &str| mount.path.join(name);
+        let path = |name: &str| mount.path().join(name);
         for (name, text) in [
             ("etc/a", "a of 3"),
             ("etc/b", "b of 2"),
@@ -441,7 +441,7 @@ fn a_volume_that_was_estimated_too_small_grows() {
     let size = fs::metadata(dir.path().join("v.img")).expect("an image").len();
     assert!(size > 500 << 20, "{size}");
     let mount = judges.mount(&dir.path().join("v.img"));
-    let metadata = |name: &str| fs::metadata(mount.path.join(name)).expect("it is there");
+    let metadata = |name: &str| fs::metadata(mount.path().join(name)).expect("it is there");
     assert_eq!((metadata("a").nlink(), metadata("sub/b").nlink()), (2, 3));
 }
 

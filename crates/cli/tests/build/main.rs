@@ -17,11 +17,12 @@ mod refused;
 mod same;
 
 use std::any::Any;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use format::{is_xfs, on_both};
 use lines::{does, fails, offshoot, program, words};
 use offshoot_testkit::btrfs::disks::{Disks, MountedMembers, assert_image_checks};
+use offshoot_testkit::loops::LoopMount;
 use offshoot_testkit::xfs::disk::XfsDisk;
 
 /// The name of the format that a test runs on.
@@ -40,9 +41,15 @@ fn check(judges: &BuildJudges, image: &Path) {
 
 /// A volume that the kernel has mounted.
 struct BuiltMount {
-    path: PathBuf,
-    _mount: Box<dyn Any>,
+    mount: LoopMount,
+    /// The image, if it is one for this mount alone.
     _disk: Option<Box<dyn Any>>,
+}
+
+impl BuiltMount {
+    fn path(&self) -> &Path {
+        self.mount.path()
+    }
 }
 
 /// The proof that the judges of the format are there.
@@ -66,16 +73,14 @@ impl BuildJudges {
             Self::Btrfs(judges) => {
                 let disks = Disks::create(judges, 1, mib);
                 disks.mkfs(&[]);
-                let mount = disks.mount("noatime");
-                let path = mount.path().to_owned();
-                BuiltMount { path, _mount: Box::new(mount), _disk: Some(Box::new(disks)) }
+                let mount = disks.mount("noatime").into_mount();
+                BuiltMount { mount, _disk: Some(Box::new(disks)) }
             }
             Self::Xfs(judges) => {
                 let disk = XfsDisk::create(judges, mib);
                 disk.mkfs("");
                 let mount = disk.mount("noatime", &[]);
-                let path = mount.path().to_owned();
-                BuiltMount { path, _mount: Box::new(mount), _disk: Some(Box::new(disk)) }
+                BuiltMount { mount, _disk: Some(Box::new(disk)) }
             }
         }
     }
@@ -86,14 +91,11 @@ impl BuildJudges {
             Self::Btrfs(_) => {
                 let mount = MountedMembers::try_new(&[image.to_path_buf()], "ro,noatime")
                     .unwrap_or_else(|reason| panic!("{reason}"));
-                let path = mount.path().to_owned();
-                BuiltMount { path, _mount: Box::new(mount), _disk: None }
+                BuiltMount { mount: mount.into_mount(), _disk: None }
             }
             Self::Xfs(judges) => {
-                let disk = XfsDisk::served(judges, image);
-                let mount = disk.mount("ro,noatime", &[]);
-                let path = mount.path().to_owned();
-                BuiltMount { path, _mount: Box::new(mount), _disk: Some(Box::new(disk)) }
+                let mount = XfsDisk::served(judges, image).mount("ro,noatime", &[]);
+                BuiltMount { mount, _disk: None }
             }
         }
     }

@@ -16,12 +16,12 @@ use std::time::Duration;
 
 use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::progs;
+use offshoot_testkit::loops::LoopMount;
 use offshoot_testkit::random::{Random, seed_of_run};
 use offshoot_testkit::scratch_dir;
 use offshoot_testkit::threads::SetOnDrop;
 use rustix::process::Signal;
 
-use super::disk::KernelMount;
 use super::program::copy_program;
 use super::{ServedMount, command, does, offshoot, require, unmount_here, volume};
 
@@ -74,7 +74,7 @@ fn names(dir: &Path) -> Vec<String> {
 }
 
 /// The kernel's list of subvolumes, without what depends on the clock or on chance.
-fn listed(mount: &KernelMount) -> Vec<(u64, u64, String, bool, bool)> {
+fn listed(mount: &LoopMount) -> Vec<(u64, u64, String, bool, bool)> {
     let all = progs::subvolumes(mount.path()).into_iter();
     all.map(|s| (s.id, s.parent, s.path, s.is_read_only, s.parent_uuid != "-")).collect()
 }

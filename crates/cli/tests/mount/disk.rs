@@ -1,8 +1,8 @@
 //! Volumes of both formats, as the tests mount them.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use offshoot_testkit::btrfs::disks::{Disks, MountedMembers};
+use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges::Judges;
 use offshoot_testkit::loops::LoopMount;
 use offshoot_testkit::xfs::disk::{RECOVERY, XfsDisk};
@@ -57,10 +57,10 @@ impl MountDisk {
 
     /// Mounts it with the kernel, which must have nothing to complain of, nor a log of XFS to
     /// recover.
-    pub(crate) fn mount(&self, options: &str) -> KernelMount {
+    pub(crate) fn mount(&self, options: &str) -> LoopMount {
         match self {
-            Self::Btrfs(disks) => KernelMount::Btrfs(disks.mount(options)),
-            Self::Xfs(disk, _) => KernelMount::Xfs(disk.mount(options, &[])),
+            Self::Btrfs(disks) => disks.mount(options).into_mount(),
+            Self::Xfs(disk, _) => disk.mount(options, &[]),
         }
     }
 
@@ -80,21 +80,6 @@ impl MountDisk {
         match self {
             Self::Btrfs(disks) => disks.assert_checks(),
             Self::Xfs(disk, _) => disk.assert_checks(),
-        }
-    }
-}
-
-/// A mount of the kernel.
-pub(crate) enum KernelMount {
-    Btrfs(MountedMembers),
-    Xfs(LoopMount),
-}
-
-impl KernelMount {
-    pub(crate) fn path(&self) -> &Path {
-        match self {
-            Self::Btrfs(mount) => mount.path(),
-            Self::Xfs(mount) => mount.path(),
         }
     }
 }

@@ -218,6 +218,12 @@ impl MountedMembers {
         AttachedImages::new(images).mount(options)
     }
 
+    /// The mount, for callers that take one of any format.
+    #[must_use]
+    pub fn into_mount(self) -> LoopMount {
+        self.0
+    }
+
     /// Attaches one more image and makes it a member with `btrfs device add`.
     pub fn add_device(&mut self, image: &Path) {
         let member = attach(image, 512);
