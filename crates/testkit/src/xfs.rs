@@ -25,6 +25,9 @@
 //! | [`matrix`] | the kinds of volumes that a reader has to know |
 //! | [`recipe`] | how a volume is made, filled and compared |
 //! | [`old`] | volumes of version 4, which this kernel does not mount |
+//!
+//! Tests beside a [`Model`](crate::model::Model) leave [`MISSING_FLAGS`] out, and
+//! [compare](comparison) what the model keeps as XFS does.
 
 pub mod churn;
 pub mod disk;
@@ -33,3 +36,24 @@ pub mod judges;
 pub mod matrix;
 pub mod old;
 pub mod recipe;
+
+use offshoot_vfs::FileFlags;
+
+use crate::compare::{Aspect, Compare};
+
+/// The flags that XFS does not have.
+pub const MISSING_FLAGS: FileFlags = FileFlags::COMPRESS
+    .union(FileFlags::NOCOMPRESS)
+    .union(FileFlags::NODATACOW)
+    .union(FileFlags::DIRSYNC);
+
+/// The comparison of a volume with a model, which has ids, cookies, sizes of directories and space
+/// of its own.
+#[must_use]
+pub fn comparison() -> Compare {
+    Compare::default()
+        .without(Aspect::Ids)
+        .without(Aspect::Order)
+        .without(Aspect::Allocation)
+        .without(Aspect::DirectorySize)
+}

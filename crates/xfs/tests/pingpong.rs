@@ -10,8 +10,9 @@
 //! A run plays two rounds on about half of the kinds of volumes. `cargo xtask campaign
 //! xfs-pingpong` plays more of them on all.
 
-use offshoot_testkit::compare::{Aspect, Compare};
+use offshoot_testkit::compare::Aspect;
 use offshoot_testkit::host::HostFilesystem;
+use offshoot_testkit::in_shares;
 use offshoot_testkit::kernel_calls::KernelCalls;
 use offshoot_testkit::model::actor::{Actor, names_of};
 use offshoot_testkit::model::{Model, ModelManners};
@@ -19,7 +20,8 @@ use offshoot_testkit::random::{Random, is_in_run, seed_of_run};
 use offshoot_testkit::xfs::disk::{RECOVERY, XfsDisk, XfsShutdown};
 use offshoot_testkit::xfs::judges::{self, XfsJudges};
 use offshoot_testkit::xfs::matrix::{MATRIX, XfsVolumeKind};
-use offshoot_vfs::{FileFlags, FileSystem, Timestamp, Volume};
+use offshoot_testkit::xfs::{MISSING_FLAGS, comparison};
+use offshoot_vfs::{FileSystem, Timestamp, Volume};
 use offshoot_xfs::{XfsOptions, XfsVolume, check_xfs};
 
 /// Steps of each actor in a turn.
@@ -30,12 +32,6 @@ const OPERATIONS: u64 = 150;
 
 /// The actors. The number of an actor decides its names.
 const ACTORS: [u64; 2] = [0, 1];
-
-/// The flags that XFS does not have.
-const MISSING_FLAGS: FileFlags = FileFlags::COMPRESS
-    .union(FileFlags::NOCOMPRESS)
-    .union(FileFlags::NODATACOW)
-    .union(FileFlags::DIRSYNC);
 
 /// A game on one volume.
 struct XfsGame {
@@ -148,20 +144,12 @@ impl XfsGame {
     }
 
     fn assert_alike(&self, one: &dyn FileSystem, other: &dyn FileSystem) {
-        let all = Compare::default();
+        let all = comparison().without(Aspect::Holes).without(Aspect::StoredAcls);
         // With parent pointers, files that exchange names get another change time, and else they
         // keep theirs, as the model has it.
         let knows_times = !self.kind.mkfs.contains("parent=1");
         let all = if knows_times { all } else { all.without(Aspect::StoredTimes) };
-        let outcome = all
-            .without(Aspect::Ids)
-            .without(Aspect::Order)
-            .without(Aspect::Allocation)
-            .without(Aspect::Holes)
-            .without(Aspect::DirectorySize)
-            .without(Aspect::StoredAcls)
-            .run_filesystems(one, other);
-        outcome.assert_same(1);
+        all.run_filesystems(one, other).assert_same(1);
     }
 }
 
@@ -175,36 +163,15 @@ fn play(kind: &'static XfsVolumeKind, judges: &XfsJudges, rounds: u64) {
     XfsGame::new(kind, judges, seed_of_run()).play(rounds);
 }
 
-/// How many tests share the kinds of volumes.
-const SHARES: usize = 4;
-
-fn share(number: usize) {
+/// Two rounds, unless the kind is left to other runs.
+fn play_briefly(kind: &'static XfsVolumeKind) {
     let Some(judges) = judges::require() else { return };
-    let share = kinds().skip(number).step_by(SHARES);
-    for kind in share.filter(|kind| is_in_run(&format!("pingpong on {}", kind.name))) {
+    if is_in_run(&format!("pingpong on {}", kind.name)) {
         play(kind, &judges, 2);
     }
 }
 
-#[test]
-fn the_first_share_of_volumes() {
-    share(0);
-}
-
-#[test]
-fn the_second_share_of_volumes() {
-    share(1);
-}
-
-#[test]
-fn the_third_share_of_volumes() {
-    share(2);
-}
-
-#[test]
-fn the_fourth_share_of_volumes() {
-    share(3);
-}
+in_shares!(kinds(), play_briefly);
 
 #[test]
 #[ignore = "takes some minutes; cargo xtask campaign xfs-pingpong runs it"]

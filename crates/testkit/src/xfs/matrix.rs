@@ -7,6 +7,33 @@
 use crate::xfs::disk::{LARGE_BLOCKS, METADIR};
 use crate::xfs::fill::{EVERYTHING_AT_LEAST, SOME_AT_LEAST};
 
+/// Makes four tests that share the kinds of volumes. `$test` is called with every fourth kind of
+/// those that `$kinds` gives.
+#[macro_export]
+macro_rules! in_shares {
+    ($kinds:expr, $test:expr) => {
+        #[test]
+        fn the_first_share_of_volumes() {
+            $kinds.step_by(4).for_each($test);
+        }
+
+        #[test]
+        fn the_second_share_of_volumes() {
+            $kinds.skip(1).step_by(4).for_each($test);
+        }
+
+        #[test]
+        fn the_third_share_of_volumes() {
+            $kinds.skip(2).step_by(4).for_each($test);
+        }
+
+        #[test]
+        fn the_fourth_share_of_volumes() {
+            $kinds.skip(3).step_by(4).for_each($test);
+        }
+    };
+}
+
 /// One kind of volume.
 #[derive(Clone, Copy, Debug)]
 pub struct XfsVolumeKind {

@@ -30,17 +30,11 @@ use offshoot_testkit::crash::generate::mixed::mixed;
 use offshoot_testkit::crash::generate::{Generator, long};
 use offshoot_testkit::crash::{Workload, WorkloadOp, report};
 use offshoot_testkit::random::{Random, seed_of_run};
+use offshoot_testkit::xfs::MISSING_FLAGS;
 use offshoot_testkit::xfs::judges::{self, XfsJudges};
-use offshoot_vfs::FileFlags;
 
 use engine::{SHAPES, USUAL, XfsShape, XfsUnderTest};
 use judge::OutsideXfsJudges;
-
-/// The flags that XFS does not have.
-const MISSING_FLAGS: FileFlags = FileFlags::COMPRESS
-    .union(FileFlags::NOCOMPRESS)
-    .union(FileFlags::NODATACOW)
-    .union(FileFlags::DIRSYNC);
 
 /// Whether the format and the volume can do all operations of a workload.
 fn can_be_done(workload: &Workload, shape: XfsShape) -> bool {

@@ -1,11 +1,10 @@
 //! Full volumes. What was accepted is there, whatever was refused around it, and all of it can be
 //! removed.
 
-use offshoot_testkit::compare::{Aspect, Compare};
 use offshoot_testkit::model::actor::Actor;
 use offshoot_testkit::model::{Model, ModelManners};
 use offshoot_testkit::random::{Random, seed_of_run};
-use offshoot_testkit::xfs::judges;
+use offshoot_testkit::xfs::{MISSING_FLAGS, comparison, judges};
 use offshoot_vfs::{Errno, Error, XattrMode};
 
 use super::*;
@@ -156,13 +155,7 @@ fn actors_on_a_full_volume_do_what_the_model_does() {
         });
         let half = filled.split_off(filled.len() / 2);
         let compare = |files: &dyn FileSystem| {
-            Compare::default()
-                .without(Aspect::Ids)
-                .without(Aspect::Order)
-                .without(Aspect::Allocation)
-                .without(Aspect::DirectorySize)
-                .run_filesystems(files, &model)
-                .assert_same(20);
+            comparison().run_filesystems(files, &model).assert_same(20);
         };
         compare(&*opened.files);
         opened.shut_down();

@@ -10,18 +10,10 @@ use std::sync::Arc;
 
 use offshoot_testkit::xfs::disk::XfsDisk;
 use offshoot_testkit::xfs::judges::XfsJudges;
-use offshoot_vfs::{
-    EntryPlace, FileFlags, FileId, FileSystem, FileSystemMut, NewFile, Timestamp, Volume,
-};
+use offshoot_vfs::{EntryPlace, FileId, FileSystem, FileSystemMut, NewFile, Timestamp, Volume};
 use offshoot_xfs::{XfsOptions, XfsVolume, check_xfs};
 
 const AT: Timestamp = Timestamp { secs: 1_700_000_000, nanos: 5 };
-
-/// The flags that XFS does not have.
-const MISSING_FLAGS: FileFlags = FileFlags::COMPRESS
-    .union(FileFlags::NOCOMPRESS)
-    .union(FileFlags::NODATACOW)
-    .union(FileFlags::DIRSYNC);
 
 /// A new volume.
 fn made(judges: &XfsJudges, mib: u64, options: &str) -> XfsDisk {

@@ -3,12 +3,12 @@
 //! Each round opens the volume, lets the actors work, compares it with the model, and ends it. Our
 //! check and `xfs_repair` find nothing. Our reader and the kernel show what the model holds.
 
-use offshoot_testkit::compare::{Aspect, Compare};
+use offshoot_testkit::compare::Aspect;
 use offshoot_testkit::host::HostFilesystem;
 use offshoot_testkit::model::actor::Actor;
 use offshoot_testkit::model::{Model, ModelManners};
 use offshoot_testkit::random::seed_of_run;
-use offshoot_testkit::xfs::judges;
+use offshoot_testkit::xfs::{MISSING_FLAGS, comparison, judges};
 
 use super::*;
 
@@ -28,16 +28,9 @@ const USUAL: Rounds =
     Rounds { mib: 512, mkfs: "", threads: 1, steps: 2500, has_sharing: true, has_parents: false };
 
 fn compare(one: &dyn FileSystem, other: &dyn FileSystem, knows_times: bool) {
-    let all = Compare::default();
+    let all = comparison().without(Aspect::StoredAcls);
     let all = if knows_times { all } else { all.without(Aspect::StoredTimes) };
-    let outcome = all
-        .without(Aspect::Ids)
-        .without(Aspect::Order)
-        .without(Aspect::Allocation)
-        .without(Aspect::DirectorySize)
-        .without(Aspect::StoredAcls)
-        .run_filesystems(one, other);
-    outcome.assert_same(20);
+    all.run_filesystems(one, other).assert_same(20);
 }
 
 impl Rounds {
