@@ -80,8 +80,8 @@ pub(crate) fn machine_cpu() -> Result<Duration> {
     Ok(Duration::from_millis(busy * 1000 / TICKS_PER_SECOND))
 }
 
-/// The bytes that the kernel lets all files have in memory before those who write wait for the
-/// device, as it counts them by default: in percent of the memory that is available.
+/// How many bytes of all files the kernel lets wait in memory before a writer waits for the device,
+/// as it counts them by default: in percent of the memory that is available.
 pub(crate) fn kernel_dirty_bytes() -> Result<u64> {
     let read = |path: &str| std::fs::read_to_string(path).map_err(|e| format!("{path}: {e}"));
     let number = |text: &str| text.split_whitespace().find_map(|word| word.parse::<u64>().ok());

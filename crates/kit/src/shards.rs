@@ -27,8 +27,8 @@ pub fn shard_of(file: FileId) -> usize {
 
 /// A shard of a [`ShardedMap`].
 ///
-/// Its hash is a fast one for numbers. Each table has a seed of its own, so the maker of an image,
-/// who chooses its block numbers, cannot choose ones that collide.
+/// Its hash is a fast one for numbers. Each table has a seed of its own, so the maker of an image
+/// cannot choose block numbers that collide.
 pub type MapShard<K, V> = HashMap<K, V, RandomState>;
 
 /// A table in shards, each with a lock of its own.

@@ -133,8 +133,8 @@ impl NewVolumeOptions {
     }
 }
 
-/// The user of the program. The root directory belongs to this user, who then can write to the
-/// volume when it is mounted.
+/// The user of the program. The root directory belongs to this user, so the same user can write to
+/// the volume when it is mounted.
 fn caller() -> (u32, u32) {
     (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw())
 }

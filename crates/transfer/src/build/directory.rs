@@ -6,9 +6,10 @@
 //!
 //! The time of the last access is left out, because reading a file changes it.
 //!
-//! Which ranges of a file are holes depends on the host: one that it made room for and nobody wrote
-//! is data as long as clean pages of it are in memory. A build that must be the same everywhere
-//! makes a hole of every sector that is all zeros, and of nothing else, when it measures, too.
+//! Which ranges of a file are holes depends on the host: it reports a range with room and without
+//! contents as data as long as clean pages of it are in memory. A build that must be the same
+//! everywhere makes a hole of every sector that is all zeros, and of nothing else, when it
+//! measures, too.
 
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
