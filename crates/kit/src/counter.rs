@@ -6,7 +6,8 @@
 //! writing: after one wrong sum, the engine does not know what is free.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::{Arc, OnceLock};
 
 use offshoot_vfs::{Code, Corrupt, Error};
@@ -61,6 +62,11 @@ macro_rules! statistics {
             }
         }
     };
+}
+
+/// Adds to a counter that only statistics read: it orders no other access to memory.
+pub fn count(counter: &AtomicU64, by: u64) {
+    counter.fetch_add(by, Relaxed);
 }
 
 /// What a [`WriteStop`] calls once, with the cause, when writing ends.

@@ -11,7 +11,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::identity::XfsIdentity;
 use crate::layout::view;
-use crate::log::items::CHUNK;
+use crate::log::items::parts_in_chunks;
 use crate::{BasicBlock, FileBlock, Ino, Lsn, Malformed, Structure, U16, U32, U64, XfsGeometry};
 
 /// The links with which nodes and leaves begin. 12 bytes.
@@ -511,13 +511,10 @@ impl<'a> DaEdit<'a> {
 
 /// Tells `changed` of the parts of the bytes from `at` on that are others when `old` becomes `new`.
 fn tell_differing(at: usize, old: &[u8], new: &[u8], changed: &mut dyn FnMut(Range<usize>)) {
-    let mut start = 0;
-    while start < new.len() {
-        // The first part ends with the chunk that it begins in.
-        let end = new.len().min(start + CHUNK - (at + start) % CHUNK);
-        if old.get(start..end) != new.get(start..end) {
-            changed(at + start..at + end);
+    for part in parts_in_chunks(at..at + new.len()) {
+        let bytes = part.start - at..part.end - at;
+        if old.get(bytes.clone()) != new.get(bytes) {
+            changed(part);
         }
-        start = end;
     }
 }

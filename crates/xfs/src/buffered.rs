@@ -77,7 +77,6 @@ mod write;
 mod write_back;
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -130,10 +129,6 @@ statistics! {
     waits_at_bound,
     /// How often a writer wrote back because no block was free.
     waits_for_space,
-}
-
-fn count(counter: &AtomicU64, by: u64) {
-    counter.fetch_add(by, Relaxed);
 }
 
 /// A shard of the buffers that are in use.

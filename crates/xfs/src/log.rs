@@ -50,7 +50,7 @@ use std::sync::atomic::AtomicU64;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use offshoot_kit::counter::WriteStop;
+use offshoot_kit::counter::{WriteStop, count};
 use offshoot_kit::sync::Mutex;
 use offshoot_vfs::{Errno, Error, Result};
 use offshoot_xfs_format::Lsn;
@@ -72,7 +72,7 @@ use signal::ChangeSignal;
 pub(crate) use signal::WorkSignal;
 use sizes::RecordSizes;
 use space::LogSpace;
-use statistics::{LogCounters, count};
+use statistics::LogCounters;
 
 /// The threads that write records.
 const WRITERS: usize = 2;

@@ -57,7 +57,6 @@ mod statistics;
 mod transaction;
 mod tree_rooms;
 mod unlinked;
-mod work;
 
 #[cfg(test)]
 mod tests;
@@ -97,9 +96,9 @@ use rooms::DirectoryRooms;
 pub(crate) use runs::BufferRuns;
 use shared::{EmptiedTables, TransactionShared};
 pub(crate) use statistics::CommitStatistics;
+use statistics::{BlockWorkCounters, BlockWorkStatistics};
 pub(crate) use transaction::{BusyBlocks, XfsTransaction};
 use unlinked::UnlinkedOrder;
-use work::{BlockWorkCounters, BlockWorkStatistics};
 
 use crate::buffer::{BufferRole, DiskRun, XfsBuffers};
 use crate::log::{LogSequence, XfsLog};

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use offshoot_kit::counter::count;
 use offshoot_vfs::Result;
 
+use super::XfsBufferedData;
 use super::memory::BufferedFile;
-use super::{XfsBufferedData, count};
 
 /// How long the background leaves data alone that it could not write back.
 const PAUSE: Duration = Duration::from_secs(1);

@@ -4,11 +4,12 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
+use offshoot_kit::counter::count;
 use offshoot_kit::sync::MutexGuard;
 use offshoot_vfs::{Errno, Error, Result};
 
+use super::XfsBufferedData;
 use super::memory::{BufferedFile, DirtyState};
-use super::{XfsBufferedData, count};
 use crate::file::{XfsWriteNeed, XfsWritePlace, index, require_bytes};
 
 /// The most bytes that a write brings to memory at a time. Parts end at multiples of it, so no

@@ -13,12 +13,13 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
+use offshoot_kit::counter::count;
 use offshoot_kit::runs::BufferRun;
 use offshoot_vfs::Result;
 use offshoot_xfs_format::FsBlock;
 
+use super::XfsBufferedData;
 use super::memory::BufferedFile;
-use super::{XfsBufferedData, count};
 use crate::file::{XfsWritePlace, index};
 
 /// The most bytes of a row.

@@ -114,6 +114,7 @@ pub(crate) fn find_free_name(
     dir: Ino,
     name: &[u8],
 ) -> Result<Option<FreeName>> {
+    check_name(name)?;
     let hash = name_hash(name);
     with(t, dir, |mut directory| {
         let (is_there, path) = match directory.form()? {
@@ -145,7 +146,6 @@ pub(crate) fn add_name(
     name: &[u8],
     target: XfsEntryTarget,
 ) -> Result<Vec<DeferredWork>> {
-    check_name(name)?;
     match find_free_name(t, dir, name)? {
         Some(free) => add_free_name(t, free, name, target),
         None => with(t, dir, |directory| Err(directory.exists(name))),
@@ -159,7 +159,6 @@ pub(crate) fn add_free_name(
     name: &[u8],
     (ino, file_type): XfsEntryTarget,
 ) -> Result<Vec<DeferredWork>> {
-    check_name(name)?;
     debug_assert_eq!(hash, name_hash(name), "another name was looked for");
     let entry = XfsDirEntry { offset: 0, ino, name, file_type };
     with(t, dir, |mut directory| {

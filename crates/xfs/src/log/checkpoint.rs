@@ -28,6 +28,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
+use offshoot_kit::counter::count;
 use offshoot_vfs::Result;
 use offshoot_xfs_format::Lsn;
 use offshoot_xfs_format::log::op::XfsTransactionHeader;
@@ -37,7 +38,6 @@ use super::context::ContextList;
 use super::item::{LoggedItem, LoggedKind};
 use super::records::RecordBuffer;
 use super::space::{PATIENCE, RecordPlace};
-use super::statistics::count;
 use super::{LogShared, require_running};
 
 /// A checkpoint that is being written.

@@ -8,12 +8,13 @@ mod model;
 
 use std::sync::Arc;
 
+use offshoot_kit::counter::count;
 use offshoot_kit::sync::{Mutex, RwLock, RwLockReadGuard};
 use offshoot_vfs::Result;
 
 use super::item::{LoggedItem, LoggedKind, LoggedSize};
 use super::sizes::RecordSizes;
-use super::statistics::{LogCounters, count};
+use super::statistics::LogCounters;
 use super::vectors::FormatOutcome;
 use offshoot_xfs_format::log::op::OP_HEADER;
 

@@ -6,6 +6,7 @@
 
 use std::collections::VecDeque;
 
+use offshoot_kit::counter::count;
 use offshoot_vfs::Result;
 use offshoot_xfs_format::log::op::XfsOpWriter;
 use offshoot_xfs_format::log::ring::XfsLogRing;
@@ -14,7 +15,6 @@ use parking_lot::{Condvar, Mutex};
 
 use super::sizes::{LOG_VERSION, RecordSizes};
 use super::space::{PATIENCE, RecordPlace};
-use super::statistics::count;
 use super::{LogShared, require_running};
 use crate::buffer::malformed;
 

@@ -1,7 +1,5 @@
 //! What the log counts.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-
 use offshoot_kit::statistics;
 
 statistics! {
@@ -36,9 +34,4 @@ statistics! {
     written_home,
     /// How often a thread waited for room in the log.
     waits,
-}
-
-/// Counts.
-pub(super) fn count(counter: &AtomicU64, by: u64) {
-    counter.fetch_add(by, Relaxed);
 }

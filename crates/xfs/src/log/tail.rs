@@ -7,6 +7,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
+use offshoot_kit::counter::count;
 use offshoot_vfs::{Errno, Error, Result, Structure};
 use offshoot_xfs_format::Lsn;
 use offshoot_xfs_format::log::{BLOCK, XfsLogRecord};
@@ -14,7 +15,6 @@ use offshoot_xfs_format::log::{BLOCK, XfsLogRecord};
 use super::checkpoint::PushReason;
 use super::home::HomeWrites;
 use super::item::HomeOutcome;
-use super::statistics::count;
 use super::unmount::unmount_record;
 use super::{LogShared, require_running};
 use crate::buffer::malformed;

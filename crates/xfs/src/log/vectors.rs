@@ -10,10 +10,11 @@
 //! only what changed is copied over: of a block whose 32 chunks are all dirty, often two or three.
 //! Debug builds compare the vector with a fresh one.
 
+use offshoot_kit::counter::count;
 use offshoot_xfs_format::log::XfsLogVector;
 
 use super::item::{LoggedItem, LoggedSize};
-use super::statistics::{LogCounters, count};
+use super::statistics::LogCounters;
 
 /// What the first region of a buffer has room for before a size is rounded.
 const FIRST_REGION: usize = 128;

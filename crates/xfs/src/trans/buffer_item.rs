@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use offshoot_kit::counter::count;
 use offshoot_kit::sync::Mutex;
 use offshoot_vfs::Result;
 use offshoot_xfs_format::da::DaKind;
@@ -16,7 +17,6 @@ use zerocopy::little_endian as le;
 use super::chunks::DirtyChunks;
 use super::runs::BufferRuns;
 use super::shared::TransactionShared;
-use super::statistics::count;
 use crate::buffer::{BufferRole, XfsBuffer};
 use crate::log::{HomeOutcome, HomeWrites, LoggedItem, LoggedKind, LoggedSize, LoggedState};
 

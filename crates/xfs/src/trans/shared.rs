@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use offshoot_kit::counter::count;
 use offshoot_kit::shards::{MapShard, ShardedMap};
 use offshoot_kit::sync::MutexGuard;
 use offshoot_vfs::Result;
@@ -13,7 +14,7 @@ use super::inode_item::{InodeChange, InodePlace, XfsLoggedInode};
 use super::locks::KeyLocks;
 use super::made::MadeCluster;
 use super::runs::BufferRuns;
-use super::statistics::{CommitCounters, count};
+use super::statistics::CommitCounters;
 use crate::buffer::{BufferRole, DiskRun, XfsBuffer, XfsBuffers, malformed};
 use crate::log::{HomeOutcome, HomeWrites, LoggedItem};
 

@@ -1,7 +1,6 @@
-//! What commits cost.
+//! What transactions count.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-
+use offshoot_kit::counter::count;
 use offshoot_kit::statistics;
 
 statistics! {
@@ -21,7 +20,30 @@ statistics! {
     seals,
 }
 
-/// Counts.
-pub(super) fn count(counter: &AtomicU64, by: u64) {
-    counter.fetch_add(by, Relaxed);
+statistics! {
+    /// What transactions did with blocks since the volume was opened.
+    BlockWorkStatistics, BlockWorkCounters, "work_":
+    /// Bytes of blocks that were copied, to be changed or to be read while others change.
+    copied_bytes,
+    /// Searches in the trees of hashes of directories and of attributes.
+    searches,
+    /// Blocks and extents of directories and of attributes that were compared with one that was
+    /// looked for.
+    compared,
+}
+
+/// What one transaction adds to [`BlockWorkCounters`] when it ends.
+#[derive(Debug, Default)]
+pub(super) struct BlockWork {
+    pub(super) copied_bytes: u64,
+    pub(super) searches: u64,
+    pub(super) compared: u64,
+}
+
+impl BlockWorkCounters {
+    pub(super) fn add(&self, work: &BlockWork) {
+        count(&self.copied_bytes, work.copied_bytes);
+        count(&self.searches, work.searches);
+        count(&self.compared, work.compared);
+    }
 }

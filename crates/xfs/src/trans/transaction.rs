@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use offshoot_vfs::{Error, Result, Structure};
 use offshoot_xfs_format::inode::INODE_CRC;
-use offshoot_xfs_format::log::items::{CHUNK, XfsIcreateItem};
+use offshoot_xfs_format::log::items::{XfsIcreateItem, parts_in_chunks};
 use offshoot_xfs_format::{AgIno, AgNumber, BasicBlock, Ino, XfsGeometry, csum};
 
 use super::busy::AgExtent;
@@ -23,7 +23,7 @@ use super::made::MadeChunk;
 use super::missed::{HeadersInOrder, MissedHeaders, MissedLocks};
 use super::promise::BlockPromise;
 use super::runs::BufferRuns;
-use super::work::BlockWork;
+use super::statistics::BlockWork;
 use super::{XfsTransactions, misused};
 use crate::buffer::{BufferRole, DiskRun, XfsBuffer};
 use crate::log::{LogSequence, LogTicket, LoggedItem};
@@ -160,15 +160,11 @@ impl<'e> XfsTransaction<'e> {
 
     /// Overwrites bytes of a buffer that the transaction holds, and logs the chunks that differ.
     pub(crate) fn put(&mut self, place: BasicBlock, at: usize, new: &[u8]) -> Result<()> {
-        let mut start = 0;
-        while start < new.len() {
-            // The first part ends with the chunk that it begins in.
-            let end = new.len().min(start + CHUNK - (at + start) % CHUNK);
-            let (range, part) = (at + start..at + end, new.get(start..end).unwrap_or_default());
+        for range in parts_in_chunks(at..at + new.len()) {
+            let part = new.get(range.start - at..range.end - at).unwrap_or_default();
             if self.bytes(place)?.get(range.clone()) != Some(part) {
                 self.change(place, range)?.copy_from_slice(part);
             }
-            start = end;
         }
         Ok(())
     }

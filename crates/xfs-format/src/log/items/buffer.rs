@@ -1,5 +1,7 @@
 //! Buffers: parts of a block, in chunks of 128 bytes.
 
+use std::ops::Range;
+
 use zerocopy::little_endian as le;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -10,6 +12,16 @@ use crate::{AgIno, BasicBlock, Malformed, U32, XfsGeometry};
 
 /// The bytes of a chunk, which is what one bit of the map stands for.
 pub const CHUNK: usize = 128;
+
+/// The parts of these bytes of a buffer, cut where a chunk ends.
+pub fn parts_in_chunks(bytes: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+    let mut rest = bytes;
+    std::iter::from_fn(move || {
+        let part = rest.start..rest.end.min(rest.start - rest.start % CHUNK + CHUNK);
+        rest.start = part.end;
+        (!part.is_empty()).then_some(part)
+    })
+}
 
 /// The chunks of a word of the map.
 const WORD_CHUNKS: usize = 32;

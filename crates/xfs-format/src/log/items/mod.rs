@@ -13,7 +13,7 @@ mod intent;
 pub use attribute::{XfsAttributeIntent, XfsAttributeOp};
 pub use buffer::{
     CHUNK, XfsBufferFlags, XfsBufferItem, XfsBufferRun, XfsBufferType, buffer_size, encode_buffer,
-    patch_buffer,
+    parts_in_chunks, patch_buffer,
 };
 pub use inode::{CORE_SIZE, XfsInodeFields, XfsInodeItem, core_for_log};
 pub use intent::{

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use offshoot_kit::counter::count;
 use offshoot_vfs::Result;
 use offshoot_xfs_format::superblock::XfsSuperblockFields;
 use offshoot_xfs_format::{AgNumber, BasicBlock, Ino};
@@ -14,7 +15,6 @@ use crate::trans::XfsInodeCommit;
 use crate::trans::buffer_item::{BufferChange, LoggedBuffer};
 use crate::trans::inode_item::XfsLoggedInode;
 use crate::trans::made::MadeCluster;
-use crate::trans::statistics::count;
 
 /// Where the superblock has the bits that [`XfsTransaction::note_attributes`] changes.
 const VERSION_BITS: usize = std::mem::offset_of!(XfsSuperblockFields, versionnum);
