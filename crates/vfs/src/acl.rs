@@ -19,12 +19,35 @@ pub const ACCESS: &[u8] = b"system.posix_acl_access";
 pub const DEFAULT: &[u8] = b"system.posix_acl_default";
 
 const VERSION: [u8; 4] = [2, 0, 0, 0];
-const USER_OBJ: u16 = 0x01;
-const USER: u16 = 0x02;
-const GROUP_OBJ: u16 = 0x04;
-const GROUP: u16 = 0x08;
-const MASK: u16 = 0x10;
-const OTHER: u16 = 0x20;
+
+/// The tag of the entry of the owner.
+pub const USER_OBJ: u16 = 0x01;
+/// The tag of the entry of a single user, whose id it has.
+pub const USER: u16 = 0x02;
+/// The tag of the entry of the owning group.
+pub const GROUP_OBJ: u16 = 0x04;
+/// The tag of the entry of a single group, whose id it has.
+pub const GROUP: u16 = 0x08;
+/// The tag of the entry that bounds those of groups and of single users.
+pub const MASK: u16 = 0x10;
+/// The tag of the entry of all others.
+pub const OTHER: u16 = 0x20;
+
+/// The id of entries that are for no single user and for no single group.
+pub const NO_ID: u32 = u32::MAX;
+
+/// The value of an attribute with these entries in this order: of each its tag, its permissions and
+/// its id. Nothing is proved of them.
+#[must_use]
+pub fn value_of(entries: impl IntoIterator<Item = (u16, u16, u32)>) -> Vec<u8> {
+    let mut value = VERSION.to_vec();
+    for (tag, permissions, id) in entries {
+        value.extend_from_slice(&tag.to_le_bytes());
+        value.extend_from_slice(&permissions.to_le_bytes());
+        value.extend_from_slice(&id.to_le_bytes());
+    }
+    value
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct PosixAclEntry {
@@ -91,20 +114,19 @@ impl Acl {
                 let is_known =
                     matches!(entry.tag, USER_OBJ | USER | GROUP_OBJ | GROUP | MASK | OTHER);
                 let names_one = matches!(entry.tag, USER | GROUP);
-                is_known && entry.permissions <= 7 && (!names_one || entry.id != u32::MAX)
+                is_known && entry.permissions <= 7 && (!names_one || entry.id != NO_ID)
             })
+    }
+
+    /// The entries in their order: of each its tag, its permissions and its id.
+    pub fn entries(&self) -> impl Iterator<Item = (u16, u16, u32)> {
+        self.entries.iter().map(|entry| (entry.tag, entry.permissions, entry.id))
     }
 
     /// The list as the value of an attribute.
     #[must_use]
     pub fn to_value(&self) -> Vec<u8> {
-        let mut value = VERSION.to_vec();
-        for entry in &self.entries {
-            value.extend_from_slice(&entry.tag.to_le_bytes());
-            value.extend_from_slice(&entry.permissions.to_le_bytes());
-            value.extend_from_slice(&entry.id.to_le_bytes());
-        }
-        value
+        value_of(self.entries())
     }
 
     /// Whether the list says more than permissions can.
@@ -185,16 +207,14 @@ mod tests {
     use super::*;
 
     fn list(entries: &[(u16, u16, u32)]) -> Vec<u8> {
-        let entries =
-            entries.iter().map(|&(tag, permissions, id)| PosixAclEntry { tag, permissions, id });
-        Acl { entries: entries.collect() }.to_value()
+        value_of(entries.iter().copied())
     }
 
     fn parse(entries: &[(u16, u16, u32)]) -> Result<Option<Acl>> {
         Acl::parse(&list(entries))
     }
 
-    const NONE: u32 = u32::MAX;
+    const NONE: u32 = NO_ID;
     const PLAIN: [(u16, u16, u32); 3] =
         [(USER_OBJ, 6, NONE), (GROUP_OBJ, 4, NONE), (OTHER, 0, NONE)];
     const EXTENDED: [(u16, u16, u32); 5] = [

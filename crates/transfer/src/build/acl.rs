@@ -4,7 +4,7 @@
 //! writes names or numbers of users; libarchive writes names, and behind the permissions the
 //! number. What only has a name means nothing in a volume.
 
-use offshoot_vfs::acl::Acl;
+use offshoot_vfs::acl::{Acl, GROUP, GROUP_OBJ, MASK, NO_ID, OTHER, USER, USER_OBJ, value_of};
 
 /// The list that `text` is, as the value of an extended attribute.
 pub(super) fn acl_value(text: &[u8]) -> Option<Vec<u8>> {
@@ -17,12 +17,7 @@ pub(super) fn acl_value(text: &[u8]) -> Option<Vec<u8>> {
         }
     }
     entries.sort_unstable();
-    let mut value = 2_u32.to_le_bytes().to_vec();
-    for (tag, id, permissions) in entries {
-        value.extend_from_slice(&tag.to_le_bytes());
-        value.extend_from_slice(&permissions.to_le_bytes());
-        value.extend_from_slice(&id.to_le_bytes());
-    }
+    let value = value_of(entries.into_iter().map(|(tag, id, permissions)| (tag, permissions, id)));
     Acl::parse(&value).ok().flatten().map(|list| list.to_value())
 }
 
@@ -48,12 +43,12 @@ fn entry(line: &str) -> Option<(u16, u32, u16)> {
     }
     let id = || who.parse().ok().or_else(|| number?.parse().ok());
     let (tag, id) = match (kind, who.is_empty()) {
-        ("user" | "u", true) => (0x01, u32::MAX),
-        ("user" | "u", false) => (0x02, id()?),
-        ("group" | "g", true) => (0x04, u32::MAX),
-        ("group" | "g", false) => (0x08, id()?),
-        ("mask" | "m", true) => (0x10, u32::MAX),
-        ("other" | "o", true) => (0x20, u32::MAX),
+        ("user" | "u", true) => (USER_OBJ, NO_ID),
+        ("user" | "u", false) => (USER, id()?),
+        ("group" | "g", true) => (GROUP_OBJ, NO_ID),
+        ("group" | "g", false) => (GROUP, id()?),
+        ("mask" | "m", true) => (MASK, NO_ID),
+        ("other" | "o", true) => (OTHER, NO_ID),
         _ => return None,
     };
     Some((tag, id, permissions))
@@ -61,23 +56,15 @@ fn entry(line: &str) -> Option<(u16, u32, u16)> {
 
 #[cfg(test)]
 mod tests {
-    use super::acl_value;
+    use offshoot_vfs::acl::value_of;
 
-    fn stored(entries: &[(u16, u16, u32)]) -> Vec<u8> {
-        let mut value = 2_u32.to_le_bytes().to_vec();
-        for &(tag, permissions, id) in entries {
-            value.extend_from_slice(&tag.to_le_bytes());
-            value.extend_from_slice(&permissions.to_le_bytes());
-            value.extend_from_slice(&id.to_le_bytes());
-        }
-        value
-    }
+    use super::acl_value;
 
     #[test]
     fn lists_of_gnu_tar_libarchive_and_star() {
         let none = u32::MAX;
         let expected =
-            stored(&[(1, 6, none), (2, 5, 1000), (4, 4, none), (16, 5, none), (32, 0, none)]);
+            value_of([(1, 6, none), (2, 5, 1000), (4, 4, none), (16, 5, none), (32, 0, none)]);
         for text in [
             "user::rw-\nuser:1000:r-x\ngroup::r--\nmask::r-x\nother::---\n",
             "user::rw-,group::r--,mask::r-x,other::---,user:lisa:r-x:1000",
