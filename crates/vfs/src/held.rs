@@ -26,7 +26,7 @@ use std::thread;
 
 use crate::{
     Attr, Dedupe, DirEntry, EntryPlace, Errno, Error, Fallocate, FileFlags, FileId, FilePosition,
-    FileSystem, FileSystemMut, NewFile, NewNode, Parent, Rename, Result, SetAttr, StatFs,
+    FileSystem, FileSystemMut, FileType, NewFile, NewNode, Parent, Rename, Result, SetAttr, StatFs,
     Structure, Timestamp, XattrMode,
 };
 
@@ -263,6 +263,10 @@ impl FileSystem for HeldFiles<'_> {
 
     fn prefetch(&self, files: &[FileId]) {
         self.fs.prefetch(files);
+    }
+
+    fn prefetch_listed(&self, files: &[(FileId, FileType)]) {
+        self.fs.prefetch_listed(files);
     }
 }
 

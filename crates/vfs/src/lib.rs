@@ -211,6 +211,10 @@ pub trait FileSystem: Send + Sync {
     /// filesystem may start to fetch their data, in the order of the device.
     /// It is a hint: a file that cannot be read fails when it is read.
     fn prefetch(&self, files: &[FileId]);
+
+    /// Tells that the caller is about to ask for the attributes of all of these files, and to list
+    /// those that are directories. It is a hint too. Does nothing unless a filesystem says more.
+    fn prefetch_listed(&self, _files: &[(FileId, FileType)]) {}
 }
 
 /// `ENXIO`: what was looked for is not in `file` at or after `offset`.

@@ -4,7 +4,7 @@ use std::ops::{ControlFlow, Deref, Range};
 
 use crate::{
     Attr, Dedupe, DirEntry, EntryPlace, Errno, Error, Fallocate, FileFlags, FileId, FilePosition,
-    FileSystem, FileSystemMut, NewFile, NewNode, Parent, Rename, Result, SetAttr, StatFs,
+    FileSystem, FileSystemMut, FileType, NewFile, NewNode, Parent, Rename, Result, SetAttr, StatFs,
     Timestamp, XattrMode,
 };
 
@@ -111,6 +111,10 @@ impl<P: Deref<Target: FileSystem> + Send + Sync> FileSystem for ReadOnlyFiles<P>
 
     fn prefetch(&self, files: &[FileId]) {
         self.0.prefetch(files);
+    }
+
+    fn prefetch_listed(&self, files: &[(FileId, FileType)]) {
+        self.0.prefetch_listed(files);
     }
 }
 

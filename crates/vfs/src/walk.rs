@@ -225,7 +225,7 @@ impl<'a, D> DirectoryWalk<'a, D> {
     /// Reads the next entries of the innermost directory. After an error there are none.
     fn fill(&mut self) -> Result<()> {
         let Some(level) = self.levels.last_mut() else { return Ok(()) };
-        let mut batch = Vec::new();
+        let (mut batch, mut listed) = (Vec::new(), Vec::new());
         let mut last = level.after;
         let mut descends = false;
         let result = self.fs.read_dir(level.held.file(), level.after, &mut |entry| {
@@ -239,11 +239,13 @@ impl<'a, D> DirectoryWalk<'a, D> {
                 file: entry.file,
                 cookie: last,
             });
+            listed.push((entry.file, entry.file_type));
             ControlFlow::Continue(())
         });
         level.is_read = result.is_err() || descends || batch.len() < BATCH;
         self.buffered += batch.len();
         level.waiting = batch.into_iter();
+        self.fs.prefetch_listed(&listed);
         result?;
         if descends {
             return Err(Error::corrupt(

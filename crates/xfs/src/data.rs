@@ -8,10 +8,10 @@ use std::ops::Range;
 
 use offshoot_kit::read_ahead::{ReadAhead, near_runs};
 use offshoot_vfs::{Code, Errno, Error, FileType, Result};
-use offshoot_xfs_format::FileBlock;
 use offshoot_xfs_format::inode::XfsInodeFlags;
+use offshoot_xfs_format::{AgBlock, FileBlock, Ino};
 
-use crate::buffer::XfsBuffers;
+use crate::buffer::{DiskRun, XfsBuffers};
 use crate::inode::LoadedInode;
 use crate::inode::fork::{ForkExtents, end_of, place_of};
 
@@ -26,6 +26,9 @@ const MOST_HINT_BYTES: u64 = 8 << 20;
 
 /// The extents of one file that the device is told of at once.
 const MOST_HINTS: usize = 64;
+
+/// The extents of one directory that the device is told of at once.
+const MOST_DIRECTORY_HINTS: usize = 4;
 
 /// Data that is stored: where in the file, and where on the device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -171,7 +174,7 @@ impl<'a> FileContent<'a> {
 
     /// Tells the device of the data in `range`. An error is ignored: the read meets it again.
     pub(crate) fn prefetch(&self, range: Range<u64>) {
-        let mut hints = DataHints::default();
+        let mut hints = ReadHints::default();
         hints.add(self, range);
         hints.tell(self.buffers);
     }
@@ -181,11 +184,32 @@ impl<'a> FileContent<'a> {
     }
 }
 
-/// Places of the data of files that are about to be read.
+/// Places that are about to be read.
 #[derive(Default)]
-pub(crate) struct DataHints(Vec<((), Range<u64>)>);
+pub(crate) struct ReadHints(Vec<((), Range<u64>)>);
 
-impl DataHints {
+impl ReadHints {
+    /// Adds the cluster of an inode.
+    pub(crate) fn add_inode(&mut self, buffers: &XfsBuffers, ino: Ino) {
+        let geometry = buffers.geometry();
+        let Some((ag, inode)) = geometry.split_ino(ino) else { return };
+        let block = AgBlock(inode.0 >> geometry.inodes_per_block_log());
+        let DiskRun { at, bytes } = DiskRun::cluster(geometry, ag, block);
+        self.0.push(((), at.bytes()..at.bytes().saturating_add(bytes as u64)));
+    }
+
+    /// Adds the first extents of a directory with blocks of its own. An error is ignored: the
+    /// read meets it again.
+    pub(crate) fn add_directory(&mut self, buffers: &XfsBuffers, inode: &LoadedInode) {
+        let Ok(mut extents) = inode.data.extents(buffers, FileBlock(0)) else { return };
+        for _ in 0..MOST_DIRECTORY_HINTS {
+            let Ok(Some(extent)) = extents.next() else { return };
+            let Ok(place) = place_of(buffers, &extent) else { return };
+            let len = u64::from(extent.count) << buffers.geometry().block_log;
+            self.0.push(((), place.bytes()..place.bytes() + len.min(MOST_HINT_BYTES)));
+        }
+    }
+
     /// Adds the first extents of a range of a file. An error is ignored: the read meets it again.
     pub(crate) fn add(&mut self, content: &FileContent<'_>, range: Range<u64>) {
         let Ok(mut pieces) = content.pieces(range) else { return };

@@ -10,7 +10,7 @@ use offshoot_device::BlockDevice;
 use offshoot_kit::counter::Counter;
 use offshoot_kit::read_ahead::ReadAhead;
 use offshoot_vfs::{
-    Attr, DirEntry, Errno, Error, FileFlags, FileId, FileSystem, FileSystemMut, Parent,
+    Attr, DirEntry, Errno, Error, FileFlags, FileId, FileSystem, FileSystemMut, FileType, Parent,
     ReadOnlyFiles, Result, StatFs, Structure, Trimmed, Volume, VolumeVersion, missing,
 };
 use offshoot_xfs_format::superblock::XfsSuperblock;
@@ -18,7 +18,7 @@ use offshoot_xfs_format::{AgNumber, Ino, XfsGeometry};
 
 use crate::attr::FileXattrs;
 use crate::buffer::MOST_TRIES;
-use crate::data::{DataHints, FileContent};
+use crate::data::{FileContent, ReadHints};
 use crate::dir::{DirectoryChildren, XfsDirectory};
 use crate::group;
 use crate::inode::{LoadedInode, XfsInodes, file_id};
@@ -428,7 +428,7 @@ impl FileSystem for XfsVolume {
     }
 
     fn prefetch(&self, files: &[FileId]) {
-        let mut hints = DataHints::default();
+        let mut hints = ReadHints::default();
         for &file in files {
             // An error is ignored here: the read of the file meets it again.
             let _ = match &self.live {
@@ -440,5 +440,23 @@ impl FileSystem for XfsVolume {
             };
         }
         hints.tell(&self.volume.buffers);
+    }
+
+    fn prefetch_listed(&self, files: &[(FileId, FileType)]) {
+        let buffers = &self.volume.buffers;
+        let mut clusters = ReadHints::default();
+        for &(file, _) in files {
+            clusters.add_inode(buffers, Ino(file.ino));
+        }
+        clusters.tell(buffers);
+        let mut blocks = ReadHints::default();
+        let directories = files.iter().filter(|(_, file_type)| *file_type == FileType::Directory);
+        for &(file, _) in directories {
+            // An error is ignored here: the walk into the directory meets it again.
+            if let Ok(inode) = self.inode(file) {
+                blocks.add_directory(buffers, &inode);
+            }
+        }
+        blocks.tell(buffers);
     }
 }

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::ops::ControlFlow;
+use std::io;
+use std::ops::{ControlFlow, Range};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -17,7 +18,8 @@ use offshoot_testkit::scratch_dir;
 use offshoot_testkit::xfs::disk::{RECOVERY, XfsDisk, XfsShutdown};
 use offshoot_testkit::xfs::fill;
 use offshoot_testkit::xfs::judges::{self, XfsJudges};
-use offshoot_vfs::{Code, Errno, FileId, FileSystem, FileType, Volume};
+use offshoot_vfs::walk::{DEPTH_MAX, WalkVisitor, WalkedFile, walk};
+use offshoot_vfs::{Code, Errno, FileId, FileSystem, FileType, ReadOnlyFiles, Volume};
 use offshoot_xfs::{XfsOptions, XfsPending, XfsReport, XfsVolume};
 use offshoot_xfs_format::superblock::XfsSuperblock;
 
@@ -432,17 +434,34 @@ fn other_contents_are_refused_by_name() {
     assert_eq!(refused(&image).code(), Code::Superblock);
 }
 
-/// What a device is told to read soon.
+/// What a device is told to read soon, and what was read that it was not told of.
 #[derive(Debug)]
-struct ToldDevice(Arc<dyn BlockDevice>, Mutex<Vec<(u64, u64)>>);
+struct ToldDevice {
+    device: Arc<dyn BlockDevice>,
+    told: Mutex<Vec<Range<u64>>>,
+    surprises: Mutex<Vec<u64>>,
+}
+
+impl ToldDevice {
+    fn new(device: Arc<dyn BlockDevice>) -> Arc<Self> {
+        Arc::new(Self { device, told: Mutex::default(), surprises: Mutex::default() })
+    }
+}
 
 impl offshoot_device::Delegate for ToldDevice {
     fn inner(&self) -> &dyn BlockDevice {
-        &*self.0
+        &*self.device
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        if !self.told.lock().unwrap().iter().any(|range| range.contains(&offset)) {
+            self.surprises.lock().unwrap().push(offset);
+        }
+        self.inner().read_at(offset, buf)
     }
 
     fn prefetch(&self, offset: u64, len: u64) {
-        self.1.lock().unwrap().push((offset, len));
+        self.told.lock().unwrap().push(offset..offset + len);
     }
 }
 
@@ -457,14 +476,64 @@ fn the_device_is_told_of_neighbouring_files_at_once() {
         fs::write(mount.path().join(number.to_string()), [1; 4096]).unwrap();
     }
     drop(mount);
-    let device = Arc::new(ToldDevice(disk.device(), Mutex::default()));
+    let device = ToldDevice::new(disk.device());
     let volume = XfsVolume::open(device.clone(), &XfsOptions::default()).unwrap();
     let files: Vec<FileId> =
         entries(&*volume, volume.root()).into_iter().map(|(_, file)| file).collect();
-    device.1.lock().unwrap().clear();
+    device.told.lock().unwrap().clear();
     volume.prefetch(&files);
-    let told = std::mem::take(&mut *device.1.lock().unwrap());
+    let told = std::mem::take(&mut *device.told.lock().unwrap());
     assert!(told.len() < 20, "{} times: {told:?}", told.len());
-    let bytes: u64 = told.iter().map(|(_, len)| len).sum();
+    let bytes: u64 = told.iter().map(|range| range.end - range.start).sum();
     assert!(bytes >= FILES * 4096, "{bytes} bytes");
+}
+
+/// A walk tells the device of the inodes and directories that it comes to.
+#[test]
+fn a_walk_reads_hardly_anything_that_the_device_was_not_told_of() {
+    const DIRECTORIES: usize = 100;
+    let Some(judges) = judges::require() else { return };
+    let disk = made(&judges, "");
+    let mount = disk.mount("rw", &[]);
+    for number in 0..DIRECTORIES {
+        let dir = mount.path().join(number.to_string());
+        fs::create_dir(&dir).unwrap();
+        (0..40).for_each(|file| fs::write(dir.join(format!("file {file}")), "").unwrap());
+    }
+    drop(mount);
+    let device = ToldDevice::new(disk.device());
+    let volume = XfsVolume::open(device.clone(), &XfsOptions::default()).unwrap();
+    let surprises = || std::mem::take(&mut *device.surprises.lock().unwrap()).len();
+    let (fs, root) = (ReadOnlyFiles::new(&*volume), volume.root());
+    surprises();
+    let mut seen = ShownEntries(0);
+    walk(&fs, root, (), DEPTH_MAX, &mut seen);
+    assert_eq!(seen.0, DIRECTORIES * 41);
+    // Those of the tops of groups and of their trees, and of the root.
+    let count = surprises();
+    assert!(count < 20, "{count} reads of {DIRECTORIES} directories");
+}
+
+/// Counts what a walk shows.
+struct ShownEntries(usize);
+
+impl WalkVisitor for ShownEntries {
+    type Directory = ();
+
+    fn enter(&mut self, (): &(), _: &WalkedFile<'_>) -> Option<()> {
+        self.0 += 1;
+        Some(())
+    }
+
+    fn visit(&mut self, (): &(), _: &WalkedFile<'_>) {
+        self.0 += 1;
+    }
+
+    fn failed(&mut self, path: &[u8], error: &offshoot_vfs::Error) {
+        panic!("{}: {error}", String::from_utf8_lossy(path));
+    }
+
+    fn is_stopped(&self) -> bool {
+        false
+    }
 }

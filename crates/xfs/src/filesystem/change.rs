@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use offshoot_vfs::{
     Attr, Dedupe, DirEntry, EntryPlace, Fallocate, FileFlags, FileId, FilePosition, FileSystem,
-    FileSystemMut, NewFile, NewNode, Parent, Rename, Result, SetAttr, StatFs, Timestamp, XattrMode,
+    FileSystemMut, FileType, NewFile, NewNode, Parent, Rename, Result, SetAttr, StatFs, Timestamp,
+    XattrMode,
 };
 
 use super::{XfsVolume, of};
@@ -93,6 +94,10 @@ impl FileSystem for XfsFiles {
 
     fn prefetch(&self, files: &[FileId]) {
         self.0.prefetch(files);
+    }
+
+    fn prefetch_listed(&self, files: &[(FileId, FileType)]) {
+        self.0.prefetch_listed(files);
     }
 }
 

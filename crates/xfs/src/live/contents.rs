@@ -13,7 +13,7 @@ use offshoot_xfs_format::inode::XfsInodeFlags;
 
 use super::{XfsLive, ino_of, refuse_flags};
 use crate::buffered::{BufferedFile, XfsBufferedData};
-use crate::data::{DataHints, FileContent};
+use crate::data::{FileContent, ReadHints};
 use crate::file::{index, require_bytes};
 use crate::trans::XfsInodeCommit;
 
@@ -172,7 +172,7 @@ impl XfsLive {
     }
 
     /// Adds the data of a file that the device has.
-    pub(crate) fn add_hints(&self, file: FileId, hints: &mut DataHints) -> Result<()> {
+    pub(crate) fn add_hints(&self, file: FileId, hints: &mut ReadHints) -> Result<()> {
         let inode = self.inode(file)?;
         let content = FileContent::new(self.buffers(), &inode)?;
         hints.add(&content, 0..content.size());
