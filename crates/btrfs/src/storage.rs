@@ -48,15 +48,13 @@ use uuid::Uuid;
 
 use crate::report::{self, Reporter, VolumeReport};
 use crate::shared::Shared;
-use chunk_map::ChunkMap;
-pub(crate) use chunk_map::MappedChunk;
+pub(crate) use chunk_map::{ChunkMap, MappedChunk};
 pub(crate) use copies::CopyPart;
 pub(crate) use failing::{DeviceError, RecordedFailures, WrittenCopy};
 use lanes::MemberLanes;
 pub(crate) use lanes::{MemberWrite, MemberWrites};
 pub use members::Member;
-use members::Members;
-pub(crate) use members::superblock_at;
+pub(crate) use members::{Members, superblock_at};
 pub(crate) use ways::{MemberOffset, ReadSegment, ReadWay};
 
 /// The members of a volume, and the map from logical addresses to them.

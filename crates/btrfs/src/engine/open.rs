@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use offshoot_btrfs_format::chunk::{Chunk, DevItem};
+use offshoot_btrfs_format::key::objectid;
 use offshoot_btrfs_format::superblock::Incompat;
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_device::{BlockDevice, MemoryBudget, MemoryDevice};
@@ -17,7 +18,7 @@ use crate::inode::{Inodes, Rooms, SubvolumeMoves};
 use crate::log::{self, RunningLog, in_volume};
 use crate::options::{EngineOptions, Mechanisms};
 use crate::report::VolumeReport;
-use crate::storage::{Storage, malformed};
+use crate::storage::{ChunkMap, MappedChunk, Members, Storage, malformed};
 use crate::subvolume::SubvolumeState;
 use crate::transaction::{Base, chunk_tree_root};
 use crate::tree::Cursor;
@@ -97,8 +98,11 @@ impl Engine {
         let (storage, found) =
             Storage::open(devices, options.reporter.clone(), options.is_log_ignored)?;
         let mut volume = Self::over(storage, options);
-        let (devices, chunks) = volume.read_chunk_tree()?;
-        volume.rooms.base.storage.learn(&devices, chunks, &found, options.is_degraded)?;
+        let devices = volume.read_device_items()?;
+        let storage = &volume.rooms.base.storage;
+        let members = storage.match_members(&devices, &found, options.is_degraded)?;
+        let chunks = volume.read_chunks(&members)?;
+        volume.rooms.base.storage.learn(&devices, members, chunks);
         volume.rooms.base.csum_tree = match volume.tree(TreeId::CSUM) {
             Ok(root) => Some(root),
             Err(Error::Posix { .. }) => None,
@@ -142,23 +146,43 @@ impl Engine {
         Self { rooms, subvolumes, log }
     }
 
-    /// All devices and chunks in the chunk tree.
-    fn read_chunk_tree(&self) -> Result<(Vec<DevItem>, Vec<Chunk>)> {
-        let root = chunk_tree_root(self);
+    /// The device items of the chunk tree, which are in front of the chunks.
+    fn read_device_items(&self) -> Result<Vec<DevItem>> {
+        let mut devices = Vec::new();
+        let chunks = Key::new(objectid::FIRST_CHUNK_TREE, ItemType(0), 0);
+        self.for_each_chunk_item(ItemType::DEV_ITEM, chunks, |_, data| {
+            devices.push(*DevItem::view(data).map_err(malformed)?);
+            Ok(())
+        })?;
+        Ok(devices)
+    }
+
+    /// The chunks of the chunk tree. There may be 100,000, so they are nowhere else meanwhile.
+    fn read_chunks(&self, members: &Members) -> Result<ChunkMap> {
         let sector_size = self.superblock().sector_size;
-        let (mut devices, mut chunks) = (Vec::new(), Vec::new());
-        let mut cursor = Cursor::seek(&self.rooms, root, Key::MIN)?;
-        while let Some((key, data)) = cursor.item() {
-            let parsed = match key.item_type {
-                ItemType::DEV_ITEM => DevItem::view(data).map(|item| devices.push(*item)),
-                ItemType::CHUNK_ITEM => {
-                    Chunk::parse_prefix(key, data, sector_size).map(|(chunk, _)| chunks.push(chunk))
-                }
-                _ => Ok(()),
-            };
-            parsed.map_err(malformed)?;
+        let mut chunks = ChunkMap::default();
+        self.for_each_chunk_item(ItemType::CHUNK_ITEM, Key::MAX, |key, data| {
+            let chunk = Chunk::parse_prefix(key, data, sector_size);
+            let (chunk, _) = chunk.map_err(malformed)?;
+            chunks.add(MappedChunk::new(chunk, members))
+        })?;
+        Ok(chunks)
+    }
+
+    /// Shows the items of one type of the chunk tree that are in front of `end`.
+    fn for_each_chunk_item(
+        &self,
+        item_type: ItemType,
+        end: Key,
+        mut show: impl FnMut(Key, &[u8]) -> Result<()>,
+    ) -> Result<()> {
+        let mut cursor = Cursor::seek(&self.rooms, chunk_tree_root(self), Key::MIN)?;
+        while let Some((key, data)) = cursor.item().filter(|(key, _)| *key < end) {
+            if key.item_type == item_type {
+                show(key, data)?;
+            }
             cursor.advance()?;
         }
-        Ok((devices, chunks))
+        Ok(())
     }
 }

@@ -11,6 +11,8 @@ use offshoot_btrfs_format::Logical;
 use offshoot_btrfs_format::chunk::{BlockGroupFlags, Chunk};
 use offshoot_vfs::{Error, Result, Structure};
 
+use super::members::Members;
+
 /// A chunk, with the members that its stripes are on.
 #[derive(Debug)]
 pub(crate) struct MappedChunk {
@@ -20,30 +22,28 @@ pub(crate) struct MappedChunk {
     pub(crate) members: Vec<Option<usize>>,
 }
 
+impl MappedChunk {
+    /// A chunk of a volume with these members.
+    pub(crate) fn new(chunk: Chunk, members: &Members) -> Self {
+        let on = chunk.stripes.iter().map(|stripe| members.find_present(stripe.device_uuid));
+        Self { members: on.collect(), chunk }
+    }
+}
+
 /// All chunks that are known, by address. They do not overlap.
 #[derive(Clone, Debug, Default)]
-pub(super) struct ChunkMap {
+pub(crate) struct ChunkMap {
     chunks: BTreeMap<Logical, Arc<MappedChunk>>,
     /// Where the system chunks begin.
     system: BTreeSet<Logical>,
 }
 
 impl ChunkMap {
-    /// A map of `chunks`, in any order.
-    ///
-    /// # Errors
-    /// When two of them overlap.
-    pub(super) fn new(chunks: Vec<MappedChunk>) -> Result<Self> {
-        let mut map = Self::default();
-        chunks.into_iter().try_for_each(|chunk| map.add(chunk))?;
-        Ok(map)
-    }
-
     /// Adds a chunk.
     ///
     /// # Errors
     /// When it overlaps another one.
-    pub(super) fn add(&mut self, mapped: MappedChunk) -> Result<()> {
+    pub(crate) fn add(&mut self, mapped: MappedChunk) -> Result<()> {
         let new = &mapped.chunk;
         let next = self.chunks.range(new.start..).next().map(|(_, after)| (new, &after.chunk));
         let before = self.chunks.range(..new.start).next_back();

@@ -130,7 +130,7 @@ impl Member {
 
 /// All members, by number.
 #[derive(Debug)]
-pub(super) struct Members {
+pub(crate) struct Members {
     all: Vec<Member>,
     /// The indexes in `all` of the members that are present, by UUID.
     present: HashMap<Uuid, usize>,

@@ -95,7 +95,10 @@ impl Storage {
         for one in found {
             report_size(one, reporter.as_ref());
         }
-        let chunks = map_chunks(superblock.system_chunks.clone(), &members)?;
+        let mut chunks = ChunkMap::default();
+        for chunk in superblock.system_chunks.iter().cloned() {
+            chunks.add(MappedChunk::new(chunk, &members))?;
+        }
         require_chunk_tree(&chunks)?;
         let mut geometry = Geometry::of(&superblock);
         geometry.seeds = found
@@ -117,36 +120,28 @@ impl Storage {
     }
 
     /// Replaces the members and chunks that were assumed so far by those of the chunk tree.
-    ///
-    /// # Errors
-    /// When a member is missing and `degraded` is false, or the devices or chunks of the tree
-    /// contradict each other.
-    pub(crate) fn learn(
-        &mut self,
-        devices: &[DevItem],
-        chunks: Vec<Chunk>,
-        found: &[GivenDevice],
-        degraded: bool,
-    ) -> Result<()> {
-        self.members = self.match_members(devices, found, degraded)?;
-        self.members.require_distinct()?;
+    /// `devices` are its device items.
+    pub(crate) fn learn(&mut self, devices: &[DevItem], members: Members, chunks: ChunkMap) {
+        self.members = members;
         self.lanes = MemberLanes::new(self.members.all());
         // A block may carry the UUID of the volume or of one of its seeds. A given device that is
         // no seed of this volume does not count.
         let is_seed = |seed: &Uuid| devices.iter().any(|item| item.fsid == *seed.as_bytes());
         self.geometry.seeds.retain(is_seed);
-        let chunks = Arc::new(map_chunks(chunks, &self.members)?);
+        let chunks = Arc::new(chunks);
         *self.chunks.write() = chunks.clone();
         for mapped in chunks.mapped().filter(|mapped| ways::is_lost(mapped)) {
             let Chunk { start, length, flags, profile, .. } = &mapped.chunk;
             let kind = format!("{} {profile}", flags.kind());
             self.report(&VolumeReport::LostChunk { logical: *start, length: *length, kind });
         }
-        Ok(())
     }
 
     /// Pairs the devices that the chunk tree knows with those that were given.
-    fn match_members(
+    ///
+    /// # Errors
+    /// When a member is missing and `degraded` is false, or two device items contradict each other.
+    pub(crate) fn match_members(
         &self,
         devices: &[DevItem],
         found: &[GivenDevice],
@@ -170,7 +165,9 @@ impl Storage {
         for stranger in found.iter().filter(|one| !all.iter().any(|m| m.uuid == one.uuid())) {
             self.report(&VolumeReport::NotAMember { device: stranger.device.name().to_owned() });
         }
-        Ok(Members::new(all))
+        let members = Members::new(all);
+        members.require_distinct()?;
+        Ok(members)
     }
 
     fn report_condition(&self, member: &Member, found: &GivenDevice) {
@@ -289,16 +286,4 @@ fn require_supported(superblock: &Superblock) -> Result<()> {
         }
     }
     Ok(())
-}
-
-fn map_chunks(chunks: Vec<Chunk>, members: &Members) -> Result<ChunkMap> {
-    ChunkMap::new(
-        chunks
-            .into_iter()
-            .map(|chunk| {
-                let on = chunk.stripes.iter().map(|s| members.find_present(s.device_uuid));
-                MappedChunk { members: on.collect(), chunk }
-            })
-            .collect(),
-    )
 }
