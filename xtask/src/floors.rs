@@ -66,7 +66,7 @@ const XFS: EngineFloors = EngineFloors {
         &["volume"],
         &["live"],
         &["check", "filesystem", "mkfs"],
-        &["rescue"],
+        &["grow", "rescue"],
     ],
     of_the_crate: &[],
 };

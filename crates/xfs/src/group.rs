@@ -10,6 +10,7 @@
 //! | `free`, `free_list` | free space, and the blocks that its own trees take |
 //! | `reverse`, `references` | the owners of blocks, and how many of them there are |
 //! | `chunks`, `inodes` | chunks of inodes; inodes that are taken, freed, and unlinked |
+//! | `lengthen` | the last group, when the volume grows |
 //! | `held_back` | the blocks that no file gets, because trees may need them |
 //! | `headers`, `tree` | headers and trees as a transaction sees them |
 
@@ -20,6 +21,7 @@ mod free_list;
 mod headers;
 mod held_back;
 mod inodes;
+mod lengthen;
 mod references;
 mod reverse;
 mod spread;
@@ -47,6 +49,7 @@ pub(crate) use allocate::{KeptBlocks, allocate};
 pub(crate) use chunks::make_chunk;
 #[cfg(test)]
 pub(crate) use held_back::{HeldBack, held_back};
+pub(crate) use lengthen::lengthen;
 pub(crate) use reverse::ReverseOwner;
 pub(crate) use spread::{allocate_anywhere, allocate_first, hold_room_anywhere};
 pub(crate) use {

@@ -47,6 +47,7 @@ mod dir;
 mod file;
 mod filesystem;
 mod group;
+mod grow;
 mod inode;
 mod live;
 mod log;
@@ -65,6 +66,7 @@ mod volume;
 
 pub use check::{XfsCheckResult, XfsFinding, XfsFindingCode, XfsFindingPlace, check_xfs};
 pub use filesystem::XfsVolume;
+pub use grow::{XfsGrowth, grow_xfs};
 pub use mkfs::{XfsMkfsFeatures, XfsMkfsOptions, XfsStripe, mkfs_xfs};
 pub use offshoot_kit::counter::Counter;
 pub use options::XfsOptions;

@@ -36,9 +36,12 @@ mod write;
 use offshoot_device::BlockDevice;
 use offshoot_kit::new_volume;
 use offshoot_vfs::{Errno, Error, Result};
+use offshoot_xfs_format::AgNumber;
+use offshoot_xfs_format::superblock::XfsSuperblock;
 use uuid::Uuid;
 
 pub use features::XfsMkfsFeatures;
+use group::NewXfsGroup;
 use layout::NewXfsLayout;
 pub use options::{XfsMkfsOptions, XfsStripe};
 
@@ -55,6 +58,25 @@ pub fn mkfs_xfs(device: &dyn BlockDevice, options: &XfsMkfsOptions) -> Result<Uu
     }
     write::volume(device, options, &layout)?;
     Ok(options.uuid)
+}
+
+/// Writes the empty groups that `superblock` has from group `first` on, without their copies of the
+/// superblock, and makes them durable.
+///
+/// # Errors
+/// Those of the device.
+pub(crate) fn write_empty_groups(
+    device: &dyn BlockDevice,
+    superblock: &XfsSuperblock,
+    first: u32,
+) -> Result<()> {
+    let layout = NewXfsLayout::of_volume(superblock)?;
+    for ag in (first..layout.geometry.ag_count).map(AgNumber) {
+        for (place, bytes) in NewXfsGroup::of(&layout, ag).pieces(&layout)? {
+            new_volume::write(device, place, &bytes)?;
+        }
+    }
+    new_volume::flush(device)
 }
 
 fn invalid(what: impl Into<String>) -> Error {

@@ -74,7 +74,6 @@ use offshoot_xfs_format::features::XfsVersionBits;
 use offshoot_xfs_format::inode::XfsInodeCore;
 use offshoot_xfs_format::superblock::{XfsSuperblock, XfsSuperblockFields};
 use offshoot_xfs_format::{BasicBlock, Ino, U16, XfsGeometry};
-use zerocopy::{FromBytes, IntoBytes};
 
 pub(crate) use busy::AgExtent;
 use busy::UnsettledExtents;
@@ -352,14 +351,7 @@ impl XfsTransactions {
         change: impl FnOnce(&mut XfsSuperblockFields),
     ) -> Result<Option<LogSequence>> {
         let mut transaction = self.begin(XfsTransactionKind::Superblock, 0)?;
-        let run = self.superblock_run();
-        let bytes = transaction.read(run, BufferRole::Superblock)?;
-        let fields = XfsSuperblockFields::ref_from_prefix(bytes).map(|(fields, _)| *fields);
-        let mut fields = fields.map_err(|_| misused("a superblock that is cut off"))?;
-        change(&mut fields);
-        transaction
-            .change(run.at, 0..size_of::<XfsSuperblockFields>())?
-            .copy_from_slice(fields.as_bytes());
+        transaction.change_superblock(change)?;
         transaction.commit()
     }
 

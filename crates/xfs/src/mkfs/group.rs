@@ -156,13 +156,9 @@ impl NewXfsGroup {
         (count, count.saturating_sub(USED_INODES))
     }
 
-    /// What is written for the group but for its superblock: pieces of the device, with their
-    /// places in bytes.
-    pub(super) fn pieces(
-        &self,
-        layout: &NewXfsLayout,
-        options: &XfsMkfsOptions,
-    ) -> Result<Vec<(u64, Vec<u8>)>> {
+    /// What is written for the group but for its superblock and its inodes: pieces of the device,
+    /// with their places in bytes.
+    pub(super) fn pieces(&self, layout: &NewXfsLayout) -> Result<Vec<(u64, Vec<u8>)>> {
         let geometry = &layout.geometry;
         let at = |block: u32| geometry.place(self.ag, AgBlock(block)).bytes();
         // The superblock comes last, in a write of its own.
@@ -177,10 +173,18 @@ impl NewXfsGroup {
             }
             pieces.push((at(root), leaf.into_bytes()));
         }
-        if let Some(chunk) = self.root_chunk {
-            pieces.push((at(chunk.start), self.chunk(layout, options)?));
-        }
         Ok(pieces)
+    }
+
+    /// The root chunk, with its place in bytes, if it is in this group.
+    pub(super) fn inodes_piece(
+        &self,
+        layout: &NewXfsLayout,
+        options: &XfsMkfsOptions,
+    ) -> Result<Option<(u64, Vec<u8>)>> {
+        let Some(chunk) = self.root_chunk else { return Ok(None) };
+        let place = layout.geometry.place(self.ag, AgBlock(chunk.start)).bytes();
+        Ok(Some((place, self.chunk(layout, options)?)))
     }
 
     /// The blocks of the headers, without the superblock.

@@ -90,6 +90,13 @@ impl NewXfsLayout {
         let log = geometry.split(geometry.log_start).ok_or_else(too_large)?;
         Ok(Self { fields, geometry, levels, log })
     }
+
+    /// That of a volume which is there, and whose log is on its device.
+    pub(super) fn of_volume(superblock: &XfsSuperblock) -> Result<Self> {
+        let XfsSuperblock { fields, geometry } = superblock.clone();
+        let log = geometry.split(geometry.log_start).ok_or_else(too_large)?;
+        Ok(Self { fields, levels: MostTreeLevels::of(&geometry), geometry, log })
+    }
 }
 
 impl NewXfsSizes {

@@ -56,7 +56,8 @@ pub(super) fn volume(
     let (mut inodes, mut free_inodes, mut free, mut chunk) = (0_u64, 0_u64, 0, 0);
     for ag in (0..layout.geometry.ag_count).map(AgNumber) {
         let group = NewXfsGroup::of(layout, ag);
-        for (place, bytes) in group.pieces(layout, options)? {
+        let pieces = group.pieces(layout)?;
+        for (place, bytes) in pieces.into_iter().chain(group.inodes_piece(layout, options)?) {
             write(device, place, &bytes)?;
         }
         let (group_inodes, group_free) = group.inodes(layout);

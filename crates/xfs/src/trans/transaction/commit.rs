@@ -7,14 +7,15 @@ use offshoot_kit::counter::count;
 use offshoot_vfs::Result;
 use offshoot_xfs_format::superblock::XfsSuperblockFields;
 use offshoot_xfs_format::{AgNumber, BasicBlock, Ino};
+use zerocopy::{FromBytes, IntoBytes};
 
 use super::{HeldBuffer, HeldContent, MissedHeaders, XfsTransaction};
 use crate::buffer::{BufferRole, XfsBuffer};
 use crate::log::{LogSequence, LoggedItem};
-use crate::trans::XfsInodeCommit;
 use crate::trans::buffer_item::{BufferChange, LoggedBuffer};
 use crate::trans::inode_item::XfsLoggedInode;
 use crate::trans::made::MadeCluster;
+use crate::trans::{XfsInodeCommit, misused};
 
 /// Where the superblock has the bits that [`XfsTransaction::note_attributes`] changes.
 const VERSION_BITS: usize = std::mem::offset_of!(XfsSuperblockFields, versionnum);
@@ -40,6 +41,21 @@ impl XfsTransaction<'_> {
         self.read(run, BufferRole::Superblock)?;
         self.put(run.at, VERSION_BITS, &engine.version_with_attributes().to_bytes())?;
         Ok(true)
+    }
+
+    /// Changes the superblock, which is locked last of all.
+    pub(crate) fn change_superblock(
+        &mut self,
+        change: impl FnOnce(&mut XfsSuperblockFields),
+    ) -> Result<()> {
+        let run = self.engine.superblock_run();
+        let bytes = self.read(run, BufferRole::Superblock)?;
+        let fields = XfsSuperblockFields::ref_from_prefix(bytes).map(|(fields, _)| *fields);
+        let mut fields = fields.map_err(|_| misused("a superblock that is cut off"))?;
+        change(&mut fields);
+        self.change(run.at, 0..size_of::<XfsSuperblockFields>())?
+            .copy_from_slice(fields.as_bytes());
+        Ok(())
     }
 
     /// Proves all blocks of directories and of attributes that the transaction has changed.
