@@ -12,7 +12,7 @@
 //! | [`directory`] | a directory of the host |
 //! | [`mod@tar`], [`acl`] | a tar archive, the way back from [`extract_tar`](crate::extract::extract_tar) |
 //! | [`unpack`] | what compressed it |
-//! | [`layers`] | the layers of a container image, with whiteouts |
+//! | [`layers`] | the layers of a container image, with whiteouts, one over the other or as snapshots |
 //! | [`builder`] | writes entries into a volume |
 //! | [`measure`] | counts what they would take |
 //!
@@ -45,6 +45,7 @@ use std::path::PathBuf;
 use offshoot_vfs::escape::Escaped;
 use offshoot_vfs::wildcard::Pattern;
 use offshoot_vfs::{FileSystemMut, Timestamp};
+use serde::Serialize;
 
 use crate::copy::Manner;
 use crate::extract::{ExtractOutcome, Problems, TransferCounters, finish};
@@ -53,7 +54,8 @@ use crate::{Result, TransferFailure, Watcher};
 use builder::{BuildContext, Builder};
 pub use entry::SourceProblem;
 use entry::{BuildEntry, Contents, EntrySink, normal_path};
-pub use layers::ContainerImage;
+pub use layers::{BuiltLayer, ContainerImage, Snapshots};
+use layers::{KnownChains, LayerSnapshots};
 use measure::Measure;
 pub use measure::SourceSize;
 use tar::{ArchiveEnd, read_tar};
@@ -106,8 +108,15 @@ impl BuildSource {
         matches!(self, Self::Directory(_))
     }
 
+    /// Whether it has layers.
+    #[must_use]
+    pub fn has_layers(&self) -> bool {
+        matches!(self, Self::Container(_))
+    }
+
     /// Its name for messages.
-    fn shown(&self) -> Vec<u8> {
+    #[must_use]
+    pub fn shown(&self) -> Vec<u8> {
         match self {
             Self::Directory(path) | Self::Archive(path) => path.as_os_str().as_bytes().to_vec(),
             Self::Stream => b"standard input".to_vec(),
@@ -134,7 +143,7 @@ impl BuildSource {
                 let end = read_tar(&mut *input?, &shown, watcher, &mut sink)?;
                 self.look_at_end(end, watcher).map_err(|problem| problem.at(&shown))
             }
-            Self::Container(image) => image.read(options, watcher, sink),
+            Self::Container(image) => image.open(watcher)?.read(options, watcher, sink),
         }
     }
 
@@ -194,6 +203,9 @@ pub struct BuildOptions {
     /// The longest name and value, together, of an extended attribute, if the volume has a bound of
     /// its own. Longer ones are left out and counted.
     pub xattr_bytes_max: Option<usize>,
+    /// Whether each layer of a container image becomes a snapshot of the one below it. The volume
+    /// must have snapshots, and all sources layers.
+    pub keeps_layers: bool,
     /// Files of the host that are left out: the image itself.
     pub images: Vec<HostId>,
     excluded: Manner,
@@ -209,6 +221,7 @@ impl BuildOptions {
             owner: None,
             finds_zeros: false,
             xattr_bytes_max: None,
+            keeps_layers: false,
             images: Vec::new(),
             excluded: Manner::plain(),
         }
@@ -327,9 +340,16 @@ pub fn measure_sources(
     watcher: &dyn Watcher,
 ) -> Result<SourceSize> {
     let mut measure = Measure::new(watcher);
+    let mut known = KnownChains::default();
     for input in inputs {
         measure.begin_source();
-        let read = input.source.read(options, process, &MeasuringWatcher(watcher), &mut measure);
+        let quiet = MeasuringWatcher(watcher);
+        let read = match &input.source {
+            BuildSource::Container(image) if options.keeps_layers => {
+                known.measure(image, options, &quiet, &mut measure)
+            }
+            source => source.read(options, process, &quiet, &mut measure),
+        };
         read.map_err(|failure| interrupted_or(failure, watcher))?;
     }
     Ok(measure.size)
@@ -341,42 +361,82 @@ fn interrupted_or(failure: TransferFailure, watcher: &dyn Watcher) -> TransferFa
     if watcher.is_interrupted() { TransferFailure::Interrupted } else { failure }
 }
 
-/// Fills the volume behind `fs` from its root on, one source after the other. `expected` is how
-/// many bytes of data that will be, if it is known. The caller makes it durable.
+/// A volume that is filled.
+pub struct BuildTarget<'a> {
+    /// Its files.
+    pub fs: &'a dyn FileSystemMut,
+    /// Its snapshots, if it has some.
+    pub snapshots: Option<&'a dyn Snapshots>,
+}
+
+/// What was built.
+#[derive(Debug, Serialize)]
+#[non_exhaustive]
+pub struct BuildOutcome {
+    /// What was written.
+    #[serde(flatten)]
+    pub written: ExtractOutcome,
+    /// The layers that became snapshots, in the order in which they were built.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub layers: Vec<BuiltLayer>,
+}
+
+/// Fills a volume from its root on, one source after the other. `expected` is how many bytes of
+/// data that will be, if it is known. The caller makes it durable.
 pub fn build(
-    fs: &dyn FileSystemMut,
+    target: &BuildTarget<'_>,
     inputs: &[BuildInput],
     options: &BuildOptions,
     process: Process,
     watcher: &dyn Watcher,
     expected: Option<u64>,
-) -> Result<ExtractOutcome> {
+) -> Result<BuildOutcome> {
     let problems = Problems::new(watcher);
     let progress = watcher.start_progress("built");
     if let Some(bytes) = expected {
         progress.expect(bytes);
     }
     let counters = TransferCounters::default();
-    let built = inputs.iter().try_for_each(|input| {
-        let context = BuildContext {
-            fs,
-            options,
-            problems: &problems,
-            progress: &*progress,
-            counters: &counters,
-        };
-        let to = normal_path(&input.to).map_err(|problem| problem.at(&input.to))?;
-        let mut way = Builder::new(context, fs.root())?;
-        let base = way.make_way(&to)?;
-        let mut builder = Builder::new(context, base)?;
-        input.source.read(options, process, watcher, &mut builder)?;
-        builder.finish()?;
-        way.finish()
+    let mut layers = target.snapshots.filter(|_| options.keeps_layers).map(LayerSnapshots::new);
+    let context = BuildContext {
+        fs: target.fs,
+        options,
+        problems: &problems,
+        progress: &*progress,
+        counters: &counters,
+    };
+    let built = inputs.iter().try_for_each(|input| match (&input.source, &mut layers) {
+        (BuildSource::Container(image), Some(layers)) => {
+            layers.build(image, &input.to, context, watcher)
+        }
+        (source, _) if options.keeps_layers => {
+            let what = "it has no layers that could become snapshots, or the volume no snapshots";
+            Err(SourceProblem::Refused(what.to_owned()).at(&source.shown()))
+        }
+        (source, _) => build_source(source, &input.to, context, process, watcher),
     });
     watcher.stop_progress();
     built.map_err(|failure| interrupted_or(failure, watcher))?;
     drop(progress);
-    Ok(finish(counters, problems))
+    let layers = layers.map(LayerSnapshots::into_built).unwrap_or_default();
+    Ok(BuildOutcome { written: finish(counters, problems), layers })
+}
+
+/// Builds a source to the directory `to`.
+fn build_source(
+    source: &BuildSource,
+    to: &[u8],
+    context: BuildContext<'_>,
+    process: Process,
+    watcher: &dyn Watcher,
+) -> Result {
+    let to = normal_path(to).map_err(|problem| problem.at(to))?;
+    let mut way = Builder::new(context, context.fs.root())?;
+    let base = way.make_way(&to)?;
+    let mut builder = Builder::new(context, base)?;
+    source.read(context.options, process, watcher, &mut builder)?;
+    builder.finish()?;
+    way.finish()
 }
 
 /// A watcher that shows no warnings: those of a source that is read twice.

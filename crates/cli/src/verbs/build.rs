@@ -5,6 +5,7 @@
 //! size turns out too small, the build starts again with twice of it.
 
 mod arguments;
+mod layers;
 
 use std::fs::{self, File, Permissions};
 use std::io::{self, Write};
@@ -18,9 +19,9 @@ use offshoot_btrfs::Filesystem;
 use offshoot_device::{BlockDevice, FileDevice};
 use offshoot_transfer::TransferFailure;
 use offshoot_transfer::build::{
-    BuildInput, BuildOptions, BuildSource, SourceSize, build, measure_sources,
+    BuildInput, BuildOptions, BuildOutcome, BuildSource, BuildTarget, Snapshots, SourceSize, build,
+    measure_sources,
 };
-use offshoot_transfer::extract::ExtractOutcome;
 use offshoot_transfer::host::{Process, host_id_of_file, umask};
 use offshoot_vfs::{self as vfs, Errno, FileSystemMut, NewFile, SetAttr, Volume};
 use serde::Serialize;
@@ -31,10 +32,11 @@ use crate::edit::{moment, source_date};
 use crate::exit::{ExitStatus, Result, VerbFailure, reported};
 use crate::interrupt::{self, RemovedAtEnd};
 use crate::output::{Console, Escaped, human_size, json_name, write_line};
-use crate::verbs::btrfs::build::NewSubvolume;
+use crate::verbs::btrfs::build::{NewSnapshot, NewSubvolume, VolumeSnapshots};
 use crate::verbs::mkfs::{NewVolumeArguments, NewVolumeFormat, NewVolumeOptions, usage};
 use crate::verbs::{btrfs, xfs};
 pub(crate) use arguments::{BUILD_HELP, BuildArguments};
+use layers::{LayerForm, place_trees};
 
 /// How often a build starts again with a larger volume.
 const GROWN_MAX: u32 = 4;
@@ -59,7 +61,7 @@ struct BuiltImage {
     /// What the image takes on the host, where it has holes.
     image_bytes: u64,
     #[serde(flatten)]
-    outcome: ExtractOutcome,
+    outcome: BuildOutcome,
 }
 
 pub(super) fn run(
@@ -68,15 +70,26 @@ pub(super) fn run(
     console: &Arc<Console>,
 ) -> Result {
     let begin = Instant::now();
-    let inputs = arguments.sources.inputs()?;
+    let mut inputs = arguments.sources.inputs()?;
     require_measurable(arguments, &inputs)?;
-    let subvolumes: Vec<_> =
+    let mut subvolumes: Vec<_> =
         arguments.subvolumes.iter().map(|text| NewSubvolume::parse(text)).collect::<Result<_>>()?;
-    let given = (!subvolumes.is_empty()).then_some("--subvolume");
+    let snapshots: Vec<_> =
+        arguments.snapshots.iter().map(|text| NewSnapshot::parse(text)).collect::<Result<_>>()?;
+    let keeps_layers = arguments.layers == LayerForm::Snapshots;
+    let given = [
+        (!subvolumes.is_empty(), "--subvolume"),
+        (!snapshots.is_empty(), "--snapshot"),
+        (keeps_layers, "--layers snapshots"),
+    ];
+    let given = given.iter().find_map(|&(is_given, option)| is_given.then_some(option));
     if arguments.volume.format == NewVolumeFormat::Xfs
         && let Some(option) = given.or(arguments.storing.given())
     {
         return Err(VerbFailure::Usage(format!("XFS volumes have no {option}")));
+    }
+    if keeps_layers {
+        place_trees(&mut inputs, &mut subvolumes)?;
     }
     let owner = arguments.owner.unwrap_or((0, 0));
     let owner = arguments.volume.root_owner.unwrap_or(owner);
@@ -88,11 +101,12 @@ pub(super) fn run(
     options.latest = source_date()?;
     options.finds_zeros = options.latest.is_some();
     options.owner = arguments.owner;
+    options.keeps_layers = keeps_layers;
     for pattern in &arguments.exclude {
         options.exclude(pattern.as_bytes());
     }
     options.images.extend(host_id_of_file(&image.path));
-    let run = BuildRun { arguments, inputs, subvolumes, made, image, process, console };
+    let run = BuildRun { arguments, inputs, subvolumes, snapshots, made, image, process, console };
     let (mut size_bytes, expected) = if let Some(bytes) = arguments.size {
         (bytes, run.expected(&options)?)
     } else {
@@ -108,7 +122,7 @@ pub(super) fn run(
             built => break built?,
         }
     };
-    let worst = built.outcome.worst;
+    let worst = built.outcome.written.worst;
     if arguments.json {
         write_line(out, &built)?;
     } else {
@@ -223,6 +237,7 @@ struct BuildRun<'a> {
     arguments: &'a BuildArguments,
     inputs: Vec<BuildInput>,
     subvolumes: Vec<NewSubvolume>,
+    snapshots: Vec<NewSnapshot>,
     made: NewVolumeOptions,
     image: ImagePath,
     process: Process,
@@ -293,20 +308,25 @@ impl BuildRun<'_> {
         fresh: &FreshVolume,
         options: &BuildOptions,
         expected: Option<u64>,
-    ) -> Result<ExtractOutcome, TransferFailure> {
+    ) -> Result<BuildOutcome, TransferFailure> {
         let (inputs, console) = (&self.inputs, &**self.console);
+        let (uid, gid) = self.arguments.owner.unwrap_or((0, 0));
+        let new = NewFile { permissions: 0o755, uid, gid, umask: None, at: options.at };
         if let Some(tree) = &fresh.btrfs {
-            let (uid, gid) = self.arguments.owner.unwrap_or((0, 0));
-            let new = NewFile { permissions: 0o755, uid, gid, umask: None, at: options.at };
             btrfs::build::make_subvolumes(tree, &self.subvolumes, &new)?;
         }
-        let outcome = build(&*fresh.files, inputs, options, self.process, console, expected)?;
+        let snapshots = fresh.btrfs.as_ref().map(VolumeSnapshots);
+        let snapshots = snapshots.as_ref().map(|snapshots| snapshots as &dyn Snapshots);
+        let target = BuildTarget { fs: &*fresh.files, snapshots };
+        let outcome = build(&target, inputs, options, self.process, console, expected)?;
         // That of the options counts before that of the sources.
         if let Some((uid, gid)) = self.arguments.volume.root_owner {
             let set = SetAttr { uid: Some(uid), gid: Some(gid), ..SetAttr::default() };
             fresh.files.set_attr(fresh.files.root(), &set, options.at)?;
         }
         if let Some(tree) = &fresh.btrfs {
+            // Before subvolumes are read-only in which snapshots are made.
+            self.snapshots.iter().try_for_each(|snapshot| snapshot.take(tree, &new))?;
             btrfs::build::settle_subvolumes(tree, &self.subvolumes, options.at)?;
         }
         Ok(outcome)
@@ -332,18 +352,22 @@ impl BuildRun<'_> {
 
 impl BuiltImage {
     fn summary(&self, arguments: &BuildArguments) -> String {
-        let Self { uuid, outcome, .. } = self;
+        let Self { uuid, outcome: BuildOutcome { written, layers, .. }, .. } = self;
         let files = |count: u64, one: &str, many: &str| match count {
             1 => format!("1 {one}"),
             count => format!("{count} {many}"),
         };
+        let layers = match layers.len() as u64 {
+            0 => String::new(),
+            count => format!(" and {}", files(count, "layer", "layers")),
+        };
         format!(
-            "built {} volume {uuid}, {}, with {} in {}, {} of data; the image takes {}",
+            "built {} volume {uuid}, {}, with {} in {}{layers}, {} of data; the image takes {}",
             arguments.volume.format,
             human_size(self.total_bytes),
-            files(outcome.files, "file", "files"),
-            files(outcome.directories, "directory", "directories"),
-            human_size(outcome.bytes),
+            files(written.files, "file", "files"),
+            files(written.directories, "directory", "directories"),
+            human_size(written.bytes),
             human_size(self.image_bytes),
         )
     }

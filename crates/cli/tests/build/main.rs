@@ -2,6 +2,7 @@
 //!
 //! | module | judge |
 //! |---|---|
+//! | `layered` | the same, of layers as snapshots |
 //! | `judged` | the check of the format, and the kernel, whose mount shows what the source has |
 //! | `refused` | what must be refused, and that nothing is left of it |
 //! | `same` | the bytes of images that are built again |
@@ -9,8 +10,10 @@
 #[path = "../shared/format.rs"]
 mod format;
 mod judged;
+mod layered;
 #[path = "../shared/lines.rs"]
 mod lines;
+mod oci;
 #[path = "../shared/program.rs"]
 mod other_program;
 mod refused;

@@ -52,7 +52,7 @@ const EMPTIED_NAMES: usize = 256;
 const WAITING_EACH_BYTES: usize = 128;
 
 /// The permissions of a directory that no source describes.
-const MISSING_PERMISSIONS: u32 = 0o755;
+pub(super) const MISSING_PERMISSIONS: u32 = 0o755;
 
 /// A directory that is open.
 struct BuilderLevel {
@@ -236,7 +236,8 @@ impl<'a> Builder<'a> {
         self.levels.last().ok_or_else(|| Error::posix(Errno::NOENT, "the way").into())
     }
 
-    fn touch_here(&mut self) {
+    /// Something is made in the directory that the way leads to, which gets its times back.
+    pub(super) fn touch_here(&mut self) {
         if let Some(level) = self.levels.last_mut() {
             level.is_changed = true;
         }
@@ -739,6 +740,6 @@ fn times(atime: Timestamp, mtime: Timestamp) -> SetAttr {
 }
 
 /// An error of the volume about the file at `path`.
-fn at(error: Error, path: &[u8]) -> TransferFailure {
+pub(super) fn at(error: Error, path: &[u8]) -> TransferFailure {
     at_path(error, &[b"/", path].concat()).into()
 }

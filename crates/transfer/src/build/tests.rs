@@ -49,7 +49,9 @@ impl BuildSite {
             .into_iter()
             .map(|(source, to)| BuildInput { source, to: to.as_bytes().to_vec() })
             .collect();
-        build(&self.model, &inputs, options, process(), &Printed, None)
+        let target = BuildTarget { fs: &self.model, snapshots: None };
+        let built = build(&target, &inputs, options, process(), &Printed, None);
+        built.map(|outcome| outcome.written)
     }
 
     fn build(&self, members: &[Vec<u8>]) -> Result<ExtractOutcome> {
@@ -456,9 +458,10 @@ fn a_build_is_interrupted_everywhere() {
         let watcher = || Impatient(std::sync::atomic::AtomicU32::new(questions));
         let input = || [BuildInput { source: source.clone(), to: Vec::new() }];
         let site = BuildSite::new();
+        let target = BuildTarget { fs: &site.model, snapshots: None };
         for done in [
             measure_sources(&input(), &options, process(), &watcher()).map(|_| ()),
-            build(&site.model, &input(), &options, process(), &watcher(), None).map(|_| ()),
+            build(&target, &input(), &options, process(), &watcher(), None).map(|_| ()),
         ] {
             match done {
                 Ok(()) => ended = true,

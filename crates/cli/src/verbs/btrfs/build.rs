@@ -1,5 +1,7 @@
 //! A volume of btrfs that is filled once.
 
+mod snapshots;
+
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
@@ -22,6 +24,7 @@ use crate::exit::{Result, VerbFailure};
 use crate::output::{Console, Escaped};
 use crate::verbs::build::FreshVolume;
 use crate::verbs::mkfs::NewVolumeArguments;
+pub(in crate::verbs) use snapshots::{NewSnapshot, VolumeSnapshots};
 
 /// The least size of a volume: below it the engine finds no room for chunks of a fitting size.
 const LEAST_BYTES: u64 = 128 << 20;
@@ -38,6 +41,8 @@ pub(in crate::verbs) struct NewSubvolume {
     path: Vec<u8>,
     is_read_only: bool,
     is_default: bool,
+    /// A source makes it.
+    comes_with_source: bool,
 }
 
 impl NewSubvolume {
@@ -55,19 +60,49 @@ impl NewSubvolume {
         };
         let found = kinds.iter().find_map(of_kind);
         let (path, is_read_only, is_default) = found.unwrap_or((text.to_vec(), false, false));
-        let names = || path.split(|&byte| byte == b'/');
-        let is_path = names().any(|name| !matches!(name, b"" | b"."));
-        if !is_path || names().any(|name| name == b"..") {
+        let names = || names_of(&path);
+        if names().next().is_none() || names().any(|name| name == b"..") {
             let message = format!("{} is no path of a subvolume", Escaped(text));
             return Err(VerbFailure::Usage(message));
         }
-        Ok(Self { path, is_read_only, is_default })
+        Ok(Self { path, is_read_only, is_default, comes_with_source: false })
+    }
+
+    /// The subvolume that a source makes at `path`.
+    pub(in crate::verbs) fn of_source(path: &[u8], is_default: bool) -> Self {
+        let path = path.to_vec();
+        Self { path, is_read_only: false, is_default, comes_with_source: true }
+    }
+
+    /// Says that a source makes it.
+    pub(in crate::verbs) fn comes_with_its_source(&mut self) {
+        self.comes_with_source = true;
+    }
+
+    /// Whether it is at `path`.
+    pub(in crate::verbs) fn is_at(&self, path: &[u8]) -> bool {
+        is_same_path(&self.path, path)
+    }
+
+    /// Whether it becomes the default subvolume.
+    pub(in crate::verbs) fn is_default(&self) -> bool {
+        self.is_default
     }
 
     /// Its id, when it was made.
     fn id(&self, fs: &Filesystem) -> vfs::Result<TreeId> {
         Ok(TreeId(resolve(fs, &self.path, LastLink::Keep)?.dev))
     }
+}
+
+/// The names in a path.
+fn names_of(path: &[u8]) -> impl Iterator<Item = &[u8]> {
+    path.split(|&byte| byte == b'/').filter(|name| !matches!(*name, b"" | b"."))
+}
+
+/// Whether both are one path.
+pub(in crate::verbs) fn is_same_path(one: &[u8], other: &[u8]) -> bool {
+    names_of(one).eq(names_of(other))
 }
 
 /// Makes the subvolumes, and the directories that lead to them, in an empty volume. What the
@@ -77,10 +112,9 @@ pub(in crate::verbs) fn make_subvolumes(
     subvolumes: &[NewSubvolume],
     new: &NewFile,
 ) -> vfs::Result<()> {
-    for NewSubvolume { path, .. } in subvolumes {
+    for NewSubvolume { path, .. } in subvolumes.iter().filter(|new| !new.comes_with_source) {
         let fail = |error| at_path(error, path);
-        let names: Vec<&[u8]> =
-            path.split(|&byte| byte == b'/').filter(|name| !matches!(*name, b"" | b".")).collect();
+        let names: Vec<&[u8]> = names_of(path).collect();
         let Some((name, way)) = names.split_last() else { continue };
         let mut dir = fs.root();
         for name in way {

@@ -8,6 +8,7 @@ use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches, value_parser};
 use offshoot_transfer::build::{BuildInput, BuildSource};
 
+use super::layers::LayerForm;
 use crate::args::parse_size;
 use crate::exit::{Result, VerbFailure};
 use crate::verbs::btrfs::storing::StoringArguments;
@@ -34,7 +35,8 @@ Examples:
   zcat rootfs.tar.gz | offshoot build root.img --from - --size 2G
   offshoot build app.img --from oci:image:latest --compress zstd:3
   offshoot build app.img --format xfs --from docker-archive:app.tar
-  offshoot build root.img --from rootfs.tar --subvolume default:/@ --subvolume /@home
+  offshoot build root.img --from rootfs.tar --subvolume default:/@ --subvolume /@home --snapshot /@:/@fresh
+  offshoot build apps.img --from oci:one --to /one --from oci:two --to /two --layers snapshots
   offshoot build home.img --from /home --exclude '*.o' --exclude /alice/cache --owner 1000:1000";
 
 #[derive(Args)]
@@ -57,6 +59,13 @@ pub(crate) struct BuildArguments {
     /// default:PATH or default-ro:PATH, or PATH alone
     #[arg(long = "subvolume", value_name = "[KIND:]PATH", action = ArgAction::Append)]
     pub(crate) subvolumes: Vec<OsString>,
+    /// Take a snapshot of the subvolume SOURCE at PATH when all is built: read-only, or with rw:
+    /// before it one that can be written
+    #[arg(long = "snapshot", value_name = "[rw:]SOURCE:PATH", action = ArgAction::Append)]
+    pub(crate) snapshots: Vec<OsString>,
+    /// What becomes of the layers of container images
+    #[arg(long, value_name = "FORM", value_enum, default_value_t)]
+    pub(crate) layers: LayerForm,
     /// Replace an image that is there
     #[arg(short = 'f', long)]
     pub(crate) force: bool,
