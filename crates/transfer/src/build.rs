@@ -14,6 +14,7 @@
 //! | [`unpack`] | what compressed it |
 //! | [`layers`] | the layers of a container image, with whiteouts, one over the other or as snapshots |
 //! | [`builder`] | writes entries into a volume |
+//! | [`dedupe`] | stores equal data of them once |
 //! | [`measure`] | counts what they would take |
 //!
 //! A source says everything of its files: owners, permissions, devices, extended attributes and
@@ -25,6 +26,7 @@
 
 mod acl;
 mod builder;
+mod dedupe;
 mod directory;
 mod entry;
 mod layers;
@@ -34,6 +36,7 @@ mod tar;
 mod tests;
 mod unpack;
 
+use std::cell::RefCell;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
@@ -52,6 +55,7 @@ use crate::extract::{ExtractOutcome, Problems, TransferCounters, finish};
 use crate::host::{HostId, Process};
 use crate::{Result, TransferFailure, Watcher};
 use builder::{BuildContext, Builder};
+use dedupe::StoredUnits;
 pub use entry::SourceProblem;
 use entry::{BuildEntry, Contents, EntrySink, normal_path};
 pub use layers::{BuiltLayer, ContainerImage, Snapshots};
@@ -206,6 +210,8 @@ pub struct BuildOptions {
     /// Whether each layer of a container image becomes a snapshot of the one below it. The volume
     /// must have snapshots, and all sources layers.
     pub keeps_layers: bool,
+    /// Whether equal data is stored once. The volume must be able to share it.
+    pub dedupes: bool,
     /// Files of the host that are left out: the image itself.
     pub images: Vec<HostId>,
     excluded: Manner,
@@ -222,6 +228,7 @@ impl BuildOptions {
             finds_zeros: false,
             xattr_bytes_max: None,
             keeps_layers: false,
+            dedupes: false,
             images: Vec::new(),
             excluded: Manner::plain(),
         }
@@ -379,6 +386,10 @@ pub struct BuildOutcome {
     /// The layers that became snapshots, in the order in which they were built.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub layers: Vec<BuiltLayer>,
+    /// How many bytes of the data were equal to others and are shared with them; `None` when they
+    /// were not looked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shared_bytes: Option<u64>,
 }
 
 /// Fills a volume from its root on, one source after the other. `expected` is how many bytes of
@@ -398,7 +409,10 @@ pub fn build(
     }
     let counters = TransferCounters::default();
     let mut layers = target.snapshots.filter(|_| options.keeps_layers).map(LayerSnapshots::new);
+    let units = options.dedupes.then(|| StoredUnits::new(target.fs)).transpose()?;
+    let units = units.map(RefCell::new);
     let context = BuildContext {
+        units: units.as_ref(),
         fs: target.fs,
         options,
         problems: &problems,
@@ -419,7 +433,8 @@ pub fn build(
     built.map_err(|failure| interrupted_or(failure, watcher))?;
     drop(progress);
     let layers = layers.map(LayerSnapshots::into_built).unwrap_or_default();
-    Ok(BuildOutcome { written: finish(counters, problems), layers })
+    let shared_bytes = units.map(|units| units.into_inner().shared_bytes());
+    Ok(BuildOutcome { written: finish(counters, problems), layers, shared_bytes })
 }
 
 /// Builds a source to the directory `to`.

@@ -102,6 +102,7 @@ pub(super) fn run(
     options.finds_zeros = options.latest.is_some();
     options.owner = arguments.owner;
     options.keeps_layers = keeps_layers;
+    options.dedupes = arguments.dedupe;
     for pattern in &arguments.exclude {
         options.exclude(pattern.as_bytes());
     }
@@ -352,7 +353,8 @@ impl BuildRun<'_> {
 
 impl BuiltImage {
     fn summary(&self, arguments: &BuildArguments) -> String {
-        let Self { uuid, outcome: BuildOutcome { written, layers, .. }, .. } = self;
+        let Self { uuid, outcome, .. } = self;
+        let BuildOutcome { written, layers, shared_bytes, .. } = outcome;
         let files = |count: u64, one: &str, many: &str| match count {
             1 => format!("1 {one}"),
             count => format!("{count} {many}"),
@@ -361,8 +363,11 @@ impl BuiltImage {
             0 => String::new(),
             count => format!(" and {}", files(count, "layer", "layers")),
         };
+        let shared =
+            shared_bytes.map(|bytes| format!(" of which {} are shared", human_size(bytes)));
+        let shared = shared.unwrap_or_default();
         format!(
-            "built {} volume {uuid}, {}, with {} in {}{layers}, {} of data; the image takes {}",
+            "built {} volume {uuid}, {}, with {} in {}{layers}, {} of data{shared}; the image takes {}",
             arguments.volume.format,
             human_size(self.total_bytes),
             files(written.files, "file", "files"),

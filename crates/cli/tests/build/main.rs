@@ -2,11 +2,13 @@
 //!
 //! | module | judge |
 //! |---|---|
+//! | `deduped` | the same, of equal data that is stored once |
 //! | `layered` | the same, of layers as snapshots |
 //! | `judged` | the check of the format, and the kernel, whose mount shows what the source has |
 //! | `refused` | what must be refused, and that nothing is left of it |
 //! | `same` | the bytes of images that are built again |
 
+mod deduped;
 #[path = "../shared/format.rs"]
 mod format;
 mod judged;

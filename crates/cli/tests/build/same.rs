@@ -1,42 +1,156 @@
 //! The same sources and options make the same bytes.
+//!
+//! Each image is built by programs that believe in 1, 2, 4 and 16 processors: their threads end
+//! their work in other orders. On the way a directory is one whose files were made in another
+//! order, in a volume of btrfs, which lists them in that order.
 
+use std::ffi::OsStr;
 use std::fs;
-use std::path::Path;
-use std::process::Command;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 use offshoot_testkit::fill;
-use offshoot_testkit::run::run;
+use offshoot_testkit::random::Random;
+use offshoot_testkit::run::{command, run};
 use offshoot_testkit::scratch_dir;
+use tempfile::TempDir;
 
-use super::{does, program, words};
+use super::oci::make_images;
+use super::{BuildJudges, BuiltMount, program, words};
 
-/// How often each image is built.
-const TIMES: usize = 5;
+/// How many processors the builds of one image see, and on how many they are.
+const PROCESSORS: [(u32, &str); 5] = [(1, "0"), (2, "0-1"), (16, "0"), (4, "0-1"), (16, "0-1")];
 
-/// Some thousand files, more data than is kept in memory, and files that are worth compressing.
-fn tree(root: &Path) {
-    let mut random = offshoot_testkit::random::Random::new(7);
-    for number in 0..3000 {
-        let dir = root.join(format!("d{}", number % 40));
-        fs::create_dir_all(&dir).expect("a directory");
-        let len = usize::try_from(random.below(20_000)).expect("a small number");
-        let data = if number % 3 == 0 { random.bytes(len) } else { random.text(len) };
-        fs::write(dir.join(format!("f{number}")), data).expect("a file");
-    }
-    fs::write(root.join("large"), random.bytes(80 << 20)).expect("a file");
-    let links = fill::directory(root, "links");
-    fs::write(links.join("a"), "linked").expect("a file");
-    fs::hard_link(links.join("a"), links.join("b")).expect("a link");
+/// Tells the program a number of processors. It counts them as the standard library does.
+const SHOWN_PROCESSORS: &str = r#"
+#define _GNU_SOURCE
+#include <sched.h>
+#include <stdlib.h>
+int sched_getaffinity(pid_t pid, size_t size, cpu_set_t *set) {
+    CPU_ZERO_S(size, set);
+    for (int at = 0; at < atoi(getenv("SHOWN_PROCESSORS")); at++) CPU_SET_S(at, size, set);
+    return 0;
+}
+"#;
+
+/// What images are built from, and the library that shows a number of processors.
+struct Sources {
+    dir: TempDir,
+    /// The directory twice, listed in different orders.
+    directories: [(BuiltMount, PathBuf); 2],
 }
 
-fn build(dir: &Path, line: &str, processors: &str) -> Vec<u8> {
+impl Sources {
+    /// Sources with a file of so many MiB.
+    fn new(judges: &BuildJudges, large_mib: usize) -> Self {
+        let dir = scratch_dir();
+        let directories = [1, 2].map(|order| {
+            let mount = judges.scratch(1024);
+            let source = fill::directory(mount.path(), "source");
+            tree(&source, large_mib, order);
+            fill::sync(&source);
+            (mount, source)
+        });
+        let names = directories.each_ref().map(|(_, source)| listed(&source.join("d3")));
+        assert_ne!(names[0], names[1], "both are listed in one order");
+        let archive = dir.path().join("a.tar");
+        let words = ["--sort=name", "--format=pax", "-C"].map(OsStr::new);
+        let source = directories[0].1.as_os_str();
+        let rest = [source, "-cf".as_ref(), archive.as_os_str(), ".".as_ref()];
+        run("tar", &[&words[..], &rest].concat());
+        library(dir.path());
+        Self { dir, directories }
+    }
+
+    /// Builds from the directories, and compares the images.
+    #[track_caller]
+    fn always_make_the_same(&self, options: &str) {
+        for (at, (processors, bound)) in PROCESSORS.into_iter().enumerate() {
+            let from = self.directories[at % 2].1.display();
+            let line = format!("--from {from} {options}");
+            compare(self.dir.path(), &line, processors, bound, at == 0);
+        }
+    }
+
+    /// The same from the archive.
+    #[track_caller]
+    fn archives_always_make_the_same(&self, options: &str) {
+        for (at, (processors, bound)) in PROCESSORS.into_iter().take(3).enumerate() {
+            let line = format!("--from a.tar {options}");
+            compare(self.dir.path(), &line, processors, bound, at == 0);
+        }
+    }
+}
+
+/// The names in a directory, in the order of the host.
+fn listed(dir: &Path) -> Vec<PathBuf> {
+    fs::read_dir(dir).expect("a directory").map(|entry| entry.expect("an entry").path()).collect()
+}
+
+/// Makes the library.
+fn library(dir: &Path) {
+    fs::write(dir.join("shown.c"), SHOWN_PROCESSORS).expect("a file");
+    let words = ["-shared", "-fPIC", "-o", "shown.so", "shown.c"];
+    let made = command("cc").args(words).current_dir(dir).status();
+    assert!(made.expect("cc starts").success());
+}
+
+/// Some thousand files, more data than is kept in memory, files that are worth compressing, and
+/// equal ones. They are made in the order that the seed gives.
+fn tree(root: &Path, large_mib: usize, order: u64) {
+    let mut random = Random::new(7);
+    let mut files = Vec::new();
+    for number in 0..3000 {
+        let dir = root.join(format!("d{}", number % 40));
+        let len = usize::try_from(random.below(20_000)).expect("a small number");
+        let data = if number % 3 == 0 { random.bytes(len) } else { random.text(len) };
+        files.push((dir.join(format!("f{number}")), data.clone()));
+        if number % 10 == 0 {
+            files.push((root.join("same").join(format!("f{number}")), data));
+        }
+    }
+    let large = random.bytes(large_mib << 20);
+    files.push((root.join("also-large"), large[1 << 20..9 << 20].to_vec()));
+    files.push((root.join("large"), large));
+    let mut random = Random::new(order);
+    for at in (1..files.len()).rev() {
+        let other = usize::try_from(random.below(at as u64 + 1)).expect("a small number");
+        files.swap(at, other);
+    }
+    for (path, data) in files {
+        fs::create_dir_all(path.parent().expect("a parent")).expect("a directory");
+        fs::write(path, data).expect("a file");
+    }
+    let links = fill::directory(root, "links");
+    let [one, other] = if order.is_multiple_of(2) { ["a", "b"] } else { ["b", "a"] };
+    fs::write(links.join(one), "linked").expect("a file");
+    fs::hard_link(links.join(one), links.join(other)).expect("a link");
+}
+
+/// Builds `v.img`.
+fn build(dir: &Path, options: &str, processors: u32, bound: &str) {
+    let line = format!("build v.img --force --uuid 0ff50007-0000-4000-8000-00000000bbbb {options}");
     let mut command = Command::new("taskset");
-    command.args(["-c", processors]).arg(env!("CARGO_BIN_EXE_offshoot"));
-    command.args(words(line)).current_dir(dir).env("SOURCE_DATE_EPOCH", "1700000000");
-    let output = command.output().expect("taskset starts");
+    command.args(["-c", bound]).arg(env!("CARGO_BIN_EXE_offshoot"));
+    command.env("LD_PRELOAD", dir.join("shown.so"));
+    command.env("SHOWN_PROCESSORS", processors.to_string());
+    command.args(words(&line)).current_dir(dir).env("SOURCE_DATE_EPOCH", "1700000000");
+    let output = command.stdin(Stdio::null()).output().expect("taskset starts");
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{line}: {said}");
-    fs::read(dir.join("v.img")).expect("an image")
+}
+
+/// Builds an image, and compares it with the first one.
+#[track_caller]
+fn compare(dir: &Path, options: &str, processors: u32, bound: &str, is_first: bool) {
+    build(dir, options, processors, bound);
+    let (image, first) = (dir.join("v.img"), dir.join("first.img"));
+    if is_first {
+        fs::rename(image, first).expect("a rename");
+        return;
+    }
+    let [one, other] = [image, first].map(|path| fs::read(path).expect("an image"));
+    assert_same(&one, &other, &format!("{options}, {processors} processors, on {bound}"));
 }
 
 #[track_caller]
@@ -47,45 +161,31 @@ fn assert_same(first: &[u8], other: &[u8], what: &str) {
     }
 }
 
+/// More than is written back at a time, and less than must be in memory.
+const LARGE_MIB: usize = 34;
+
 #[track_caller]
 fn always_the_same(options: &str) {
-    let dir = scratch_dir();
-    let source = dir.path().join("source");
-    fs::create_dir(&source).expect("a directory");
-    tree(&source);
-    run(
-        "tar",
-        &[
-            "-C".as_ref(),
-            source.as_os_str(),
-            "--sort=name".as_ref(),
-            "--format=pax".as_ref(),
-            "-cf".as_ref(),
-            dir.path().join("a.tar").as_os_str(),
-            ".".as_ref(),
-        ],
-    );
-    for from in ["source", "a.tar"] {
-        let line = format!(
-            "build v.img --force --from {from} --uuid 0ff50007-0000-4000-8000-00000000bbbb {options}"
-        );
-        let first = build(dir.path(), &line, "0");
-        for time in 1..TIMES {
-            let processors = if time % 2 == 0 { "0" } else { "0-1" };
-            let other = build(dir.path(), &line, processors);
-            assert_same(&first, &other, &format!("{line}, time {time}"));
-        }
-    }
+    let Some(judges) = BuildJudges::require() else { return };
+    Sources::new(&judges, LARGE_MIB).always_make_the_same(options);
 }
 
+/// With more data than is kept in memory.
 #[test]
 fn plain() {
-    always_the_same("");
+    let Some(judges) = BuildJudges::require() else { return };
+    let sources = Sources::new(&judges, 80);
+    sources.always_make_the_same("");
+    sources.archives_always_make_the_same("");
 }
 
 #[test]
 fn compressed() {
-    always_the_same("--compress zstd:3 --csum xxhash");
+    let Some(judges) = BuildJudges::require() else { return };
+    let sources = Sources::new(&judges, LARGE_MIB);
+    let options = "--compress zstd:3 --csum xxhash";
+    sources.always_make_the_same(options);
+    sources.archives_always_make_the_same(options);
 }
 
 #[test]
@@ -94,33 +194,46 @@ fn with_small_blocks() {
 }
 
 #[test]
-fn with_subvolumes() {
-    always_the_same("--subvolume default:/d1 --subvolume ro:/links --subvolume /new/way");
+fn with_subvolumes_and_snapshots() {
+    always_the_same(
+        "--subvolume default:/d1 --subvolume ro:/links --subvolume /new/way --snapshot /d1:/new/d1 \
+         --snapshot rw:/:/all",
+    );
 }
 
-/// The bytes of an XFS image are not promised: a thread of the log writes back when it is full.
-/// What is in it is the same, inode numbers and holes too.
 #[test]
-fn files_of_xfs() {
+fn with_equal_data_stored_once() {
+    let Some(judges) = BuildJudges::require() else { return };
+    let sources = Sources::new(&judges, LARGE_MIB);
+    sources.always_make_the_same("--dedupe");
+    sources.always_make_the_same("--dedupe --compress zstd --subvolume /same");
+}
+
+/// Images whose layers are put one over the other, and are snapshots.
+#[test]
+fn container_images() {
     let dir = scratch_dir();
-    let source = dir.path().join("source");
-    fs::create_dir(&source).expect("a directory");
-    tree(&source);
-    let line = "build v.img --force --from source --format xfs --uuid \
-                0ff50007-0000-4000-8000-00000000bbbb";
-    let seen = |processors: &str| {
-        build(dir.path(), line, processors);
-        does(dir.path(), "extract v.img --tar out.tar");
-        let archive = fs::read(dir.path().join("out.tar")).expect("an archive");
-        fs::remove_file(dir.path().join("out.tar")).expect("it goes");
-        (archive, does(dir.path(), "ls -AliR v.img"))
-    };
-    let first = seen("0");
-    for processors in ["0-1", "0"] {
-        let (archive, listed) = seen(processors);
-        assert_same(&first.0, &archive, "the archive of its files");
-        assert_eq!(first.1, listed);
+    make_images(dir.path(), 9, 1000);
+    library(dir.path());
+    let two = "--from oci:one --to /one --from docker-archive:three.tar --to /three";
+    for options in [
+        "--from oci:one",
+        "--from oci:one --from oci:two --compress zstd",
+        &format!("{two} --layers snapshots"),
+        &format!("{two} --from oci:two --layers snapshots --dedupe --compress zstd"),
+    ] {
+        for (at, (processors, bound)) in PROCESSORS.into_iter().enumerate() {
+            compare(dir.path(), options, processors, bound, at == 0);
+        }
     }
+}
+
+#[test]
+fn of_xfs() {
+    let Some(judges) = BuildJudges::require() else { return };
+    let sources = Sources::new(&judges, LARGE_MIB);
+    sources.always_make_the_same("--format xfs");
+    sources.always_make_the_same("--format xfs --dedupe");
 }
 
 /// Without a UUID they differ, and so do the times without SOURCE_DATE_EPOCH.

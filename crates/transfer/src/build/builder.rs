@@ -19,6 +19,7 @@
 //! is made, or waits for the one name that its way to the file lacks. Making that name wakes it. So
 //! a chain of links takes time in proportion to its length, in whatever order it comes.
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::ControlFlow;
 use std::sync::atomic::Ordering;
@@ -30,6 +31,7 @@ use offshoot_vfs::{
     SafeName, SetAttr, SetTime, Timestamp, XattrMode,
 };
 
+use super::dedupe::{FilledFile, StoredUnits};
 use super::entry::{
     BuildEntry, Contents, EntryKind, EntrySink, PIECE_BYTES, SourceProblem, split_path,
 };
@@ -116,6 +118,8 @@ pub(super) struct BuildContext<'a> {
     pub(super) problems: &'a Problems<'a>,
     pub(super) progress: &'a dyn TransferProgress,
     pub(super) counters: &'a TransferCounters,
+    /// What is stored already, if equal data is stored once.
+    pub(super) units: Option<&'a RefCell<StoredUnits>>,
 }
 
 /// A source on its way into a volume; see the top of this file.
@@ -531,15 +535,23 @@ impl<'a> Builder<'a> {
         let (_, name) = split_path(path);
         let made = self.make(name, |fs, place| fs.create(place, &new));
         let file = made.map_err(|failure| failure.at(path))?;
+        let BuildContext { fs, options: &BuildOptions { at: now, .. }, units, .. } = self.context;
+        let into = FilledFile { fs, file, size, at: now };
         let mut end = 0;
         while let Some((offset, len)) = contents.read_piece(&mut self.buf)? {
             self.require_not_interrupted()?;
             let piece = self.buf.get(..len).unwrap_or_default();
-            let written = self.context.fs.write(file, offset, piece, self.context.options.at);
+            let written = match units {
+                None => fs.write(file, offset, piece, now),
+                Some(units) => units.borrow_mut().put(&into, offset, piece),
+            };
             written.map_err(|error| at(error, path))?;
             end = offset.saturating_add(len as u64);
             self.context.counters.bytes.fetch_add(len as u64, Ordering::Relaxed);
             self.context.progress.add_bytes(len as u64);
+        }
+        if let Some(units) = units {
+            units.borrow_mut().end_file(&into).map_err(|error| at(error, path))?;
         }
         self.finish_file(file, entry, (end < size).then_some(size))
     }

@@ -63,6 +63,9 @@ pub(crate) struct BuildArguments {
     /// before it one that can be written
     #[arg(long = "snapshot", value_name = "[rw:]SOURCE:PATH", action = ArgAction::Append)]
     pub(crate) snapshots: Vec<OsString>,
+    /// Store equal data of all files once
+    #[arg(long)]
+    pub(crate) dedupe: bool,
     /// What becomes of the layers of container images
     #[arg(long, value_name = "FORM", value_enum, default_value_t)]
     pub(crate) layers: LayerForm,
