@@ -37,8 +37,7 @@ pub struct XfsOptions {
     pub proves_commits: bool,
     /// Whether the log is written only at points that calls decide, and its transaction ids are not
     /// random. Then the calls of one thread on a new volume, without a `sync_interval`, make the
-    /// same files with the same inode numbers each time, and of small volumes the same bytes. After
-    /// a crash such a volume must not be used.
+    /// same bytes each time. After a crash such a volume must not be used.
     pub is_reproducible: bool,
     /// The callback that gets an [`XfsReport`](crate::XfsReport) of each problem that did not fail
     /// a call.

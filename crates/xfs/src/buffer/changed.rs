@@ -2,8 +2,8 @@
 //!
 //! A commit *publishes* the new bytes of a place, and readers find them here. The bytes leave this
 //! table when they are *home*: written to their place on the device. The cache gets them then, once
-//! for all commits since they were last home. What is here has no right checksum: a write to the
-//! device makes it.
+//! for all commits since they were last home. What is here has no right checksum, and the LSN of an
+//! older change: a write to the device makes both, and the cache gets them as the device does.
 //!
 //! The cache may have older bytes of a place that is in this table, so readers look here first:
 //!
@@ -50,10 +50,6 @@ impl XfsBuffer {
         self.role
     }
 
-    pub(crate) fn into_bytes(self) -> Vec<u8> {
-        self.bytes.into_vec()
-    }
-
     /// A copy that says the LSN of its last change and has its checksum, proved as its role.
     pub(crate) fn sealed(&self, buffers: &XfsBuffers, lsn: Lsn) -> Result<Self> {
         let geometry = buffers.geometry();
@@ -96,13 +92,17 @@ impl XfsBuffers {
         }
     }
 
-    /// Says that `buffer` was written to its place. A newer one that was published meanwhile stays.
-    pub(crate) fn settle(&self, buffer: &Arc<XfsBuffer>) {
+    /// Says that `buffer` was written to its place, as `sealed`. A newer one that was published
+    /// meanwhile stays.
+    ///
+    /// The cache gets what the device got. So what a transaction finds at a place, and with it what
+    /// the log gets of it, does not depend on what the cache has room for.
+    pub(crate) fn settle(&self, buffer: &Arc<XfsBuffer>, sealed: &Arc<XfsBuffer>) {
         let place = buffer.place.0;
         let mut by_place = self.changed.by_place.shard(&place);
         if by_place.get(&place).is_some_and(|newest| Arc::ptr_eq(newest, buffer)) {
             // Before it leaves the table: the cache may have got older bytes.
-            self.cache.insert(place, buffer.clone());
+            self.cache.insert(place, sealed.clone());
             by_place.remove(&place);
         }
     }

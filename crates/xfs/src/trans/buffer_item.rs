@@ -44,8 +44,10 @@ pub(super) struct BufferState {
     committing: u32,
     /// The start of the newest durable checkpoint that has the buffer.
     lsn: Lsn,
-    /// The bytes that are on their way home.
+    /// The committed bytes that are on their way home.
     writing: Option<Arc<XfsBuffer>>,
+    /// The same as the device gets them, where those differ.
+    sealed: Option<Arc<XfsBuffer>>,
     /// What the log says that the buffer was when it was formatted last, if that can be patched;
     /// and the chunks of that, which lie in the vector one behind the other.
     formatted: Option<XfsBufferFlags>,
@@ -82,6 +84,7 @@ impl BufferState {
         if self.buffer.is_some() {
             self.buffer = Some(buffer.clone());
             self.writing = Some(buffer);
+            self.sealed = None;
         }
     }
 }
@@ -96,6 +99,7 @@ impl LoggedBuffer {
             committing: 0,
             lsn: Lsn(0),
             writing: None,
+            sealed: None,
             formatted: None,
             formatted_dirty: DirtyChunks::new(runs.bytes()),
             unformatted: DirtyChunks::new(runs.bytes()),
@@ -284,21 +288,24 @@ impl LoggedItem for LoggedBuffer {
         if state.is_pinned() {
             return Ok(HomeOutcome::Pinned);
         }
-        let bytes = match state.buffer.clone() {
-            Some(buffer) => {
-                let sealed = buffer.sealed(&self.shared.buffers, state.lsn)?;
-                count(&self.shared.counters.seals, 1);
-                state.writing = Some(buffer);
-                sealed.into_bytes()
-            }
-            None => Vec::new(),
-        };
         // No commit takes it before its place among the active items is noted.
         let item: [Arc<dyn LoggedItem>; 1] = [self.clone()];
-        let (mut items, mut rest) = (&item[..], bytes);
+        let Some(buffer) = state.buffer.clone() else {
+            home.add(self.runs.at(), Vec::new(), &item);
+            return Ok(HomeOutcome::Queued);
+        };
+        let sealed = Arc::new(buffer.sealed(&self.shared.buffers, state.lsn)?);
+        count(&self.shared.counters.seals, 1);
+        state.writing = Some(buffer);
+        state.sealed = Some(sealed.clone());
+        if let [run] = self.runs[..] {
+            home.add(run.at, sealed, &item);
+            return Ok(HomeOutcome::Queued);
+        }
+        let (mut items, mut rest) = (&item[..], sealed.bytes());
         for run in self.runs.iter() {
-            let behind = rest.split_off(run.bytes.min(rest.len()));
-            home.add(run.at, rest, std::mem::take(&mut items));
+            let (bytes, behind) = rest.split_at(run.bytes.min(rest.len()));
+            home.add(run.at, bytes.to_vec(), std::mem::take(&mut items));
             rest = behind;
         }
         Ok(HomeOutcome::Queued)
@@ -306,8 +313,9 @@ impl LoggedItem for LoggedBuffer {
 
     fn written(&self, _is_clean: bool) {
         let mut state = self.state.lock();
+        let sealed = state.sealed.take();
         if let Some(written) = state.writing.take() {
-            self.shared.buffers.settle(&written);
+            self.shared.buffers.settle(&written, sealed.as_ref().unwrap_or(&written));
             if state.buffer.as_ref().is_some_and(|newest| Arc::ptr_eq(newest, &written)) {
                 state.dirty.clear();
                 state.formatted = None;

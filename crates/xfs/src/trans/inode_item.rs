@@ -378,7 +378,7 @@ impl LoggedItem for XfsLoggedInode {
     fn written(&self, _is_clean: bool) {
         let mut state = self.state.lock();
         if let Some((version, cluster)) = state.writing.take() {
-            self.shared.buffers.settle(&cluster);
+            self.shared.buffers.settle(&cluster, &cluster);
             if version == state.version {
                 state.fields = Fields::empty();
             }

@@ -147,7 +147,7 @@ impl LoggedItem for MadeCluster {
 
     fn written(&self, _is_clean: bool) {
         if let Some(cluster) = self.state.lock().writing.take() {
-            self.shared.buffers.settle(&cluster);
+            self.shared.buffers.settle(&cluster, &cluster);
         }
         self.shared.drop_made(self);
     }

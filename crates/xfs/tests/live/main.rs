@@ -5,6 +5,7 @@ mod calls;
 mod durable;
 mod full;
 mod model;
+mod same;
 
 use std::sync::Arc;
 

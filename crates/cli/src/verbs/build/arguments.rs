@@ -26,7 +26,7 @@ A symbolic link to a directory that is there already is followed, inside the vol
 The first file that cannot be read ends the build. Then, and after Ctrl-C, there is no image.
 
 With SOURCE_DATE_EPOCH in the environment the volume and all files in it are made at that time (seconds since 1970), and no file is younger. The time of the last access is that of the last change, unless an archive has one. \
-The same sources and options, a UUID among them, then make the same bytes on btrfs.
+The same sources and options, a UUID among them, then make the same bytes.
 
 Examples:
   offshoot build root.img --from rootfs/
