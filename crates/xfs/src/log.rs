@@ -80,6 +80,10 @@ const WRITERS: usize = 2;
 /// The most bytes of a context before it is pushed in the background.
 const MOST_CONTEXT: u64 = 32 << 20;
 
+/// The same where the threads that reserve room push contexts: they wait for it, and gain nothing
+/// from a large one. What a context has is in memory several times: as items, and as vectors.
+const MOST_CONTEXT_IN_LINE: u64 = 8 << 20;
+
 /// How often a thread looks again that waits for a context to be pushed.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
@@ -91,7 +95,7 @@ pub(crate) struct LogSequence(pub(crate) u64);
 #[derive(Clone, Debug)]
 pub(crate) struct XfsLogOptions {
     /// The bytes of a context that is pushed in the background; at twice that, new transactions
-    /// wait. An eighth of the log and 32 MiB at most by itself.
+    /// wait. An eighth of the log by itself, and 32 MiB at most, or 8 MiB in line.
     pub(crate) context_bytes: Option<u64>,
     /// The bytes of a log buffer, 32 KiB to 256 KiB; by itself the most for logs from 32 MiB on.
     /// A log with records to be kept goes on with their size.
@@ -196,7 +200,8 @@ impl XfsLog {
             disk.stamp(last, ends.tail, ends.head)?;
         }
         let last_replayed = kept_last.map_or(Lsn(0), |last| last.lsn);
-        let usual = (sizes.ring / 8).min(MOST_CONTEXT);
+        let most = if options.is_in_line { MOST_CONTEXT_IN_LINE } else { MOST_CONTEXT };
+        let usual = (sizes.ring / 8).min(most);
         let shared = Arc::new(LogShared {
             space,
             contexts: LogContexts::new(options.shadow_rounding),

@@ -36,6 +36,12 @@ const ENTRY_BYTES: u64 = 900;
 /// How often a name is in trees.
 const NAME_COPIES: u64 = 4;
 
+/// The memory for tree blocks. A build looks at the directories that it fills, and at few others.
+const CACHE_BYTES: u64 = 32 << 20;
+
+/// The memory for what is not written yet: data, tree blocks, and those of the transaction before.
+const DIRTY_BYTES: u64 = 24 << 20;
+
 /// A subvolume that a build makes.
 pub(in crate::verbs) struct NewSubvolume {
     path: Vec<u8>,
@@ -158,6 +164,8 @@ pub(in crate::verbs) fn open_new(
 ) -> vfs::Result<FreshVolume> {
     let console = console.clone();
     let mut options = EngineOptions {
+        cache_bytes: CACHE_BYTES,
+        dirty_bytes: DIRTY_BYTES,
         commit_interval: None,
         is_reproducible: true,
         reporter: Some(Arc::new(move |report| console.warning(report))),

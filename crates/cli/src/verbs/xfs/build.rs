@@ -26,6 +26,13 @@ const NAME_COPIES: u64 = 4;
 /// What a name takes beside its bytes.
 const NAME_BYTES: u64 = 64;
 
+/// The memory for metadata blocks. A build looks at the directories that it fills, and at few
+/// others.
+const CACHE_BYTES: u64 = 32 << 20;
+
+/// The memory for data that is not written yet.
+const DIRTY_BYTES: u64 = 16 << 20;
+
 /// Opens a new volume to be filled.
 pub(in crate::verbs) fn open_new(
     device: Arc<dyn BlockDevice>,
@@ -33,6 +40,8 @@ pub(in crate::verbs) fn open_new(
 ) -> vfs::Result<FreshVolume> {
     let console = console.clone();
     let options = XfsOptions {
+        cache_bytes: CACHE_BYTES,
+        dirty_bytes: DIRTY_BYTES,
         sync_interval: None,
         is_reproducible: true,
         reporter: Some(Arc::new(move |report| console.warning(report))),
