@@ -10,25 +10,25 @@ use std::time::Duration;
 use offshoot_testkit::run::{command, run};
 use rustix::fs::{IFlags, OFlags, ioctl_getflags, ioctl_setflags};
 use rustix::io::Errno;
-use rustix::ioctl::{Updater, ioctl};
+use rustix::ioctl::{Opcode, Updater, ioctl};
 
 use super::{ServedMount, as_user, assert_alike, require, twins, volume};
 
-const FSGETXATTR: u32 = 0x801c_581f;
-const FSSETXATTR: u32 = 0x401c_5820;
-const GETVERSION: u32 = 0x8008_7601;
-const GETFSLABEL: u32 = 0x8100_9431;
-const SETFSLABEL: u32 = 0x4100_9432;
-const FITRIM: u32 = 0xc018_5879;
-const SHUTDOWN: u32 = 0x8004_587d;
+const FSGETXATTR: Opcode = 0x801c_581f;
+const FSSETXATTR: Opcode = 0x401c_5820;
+const GETVERSION: Opcode = 0x8008_7601;
+const GETFSLABEL: Opcode = 0x8100_9431;
+const SETFSLABEL: Opcode = 0x4100_9432;
+const FITRIM: Opcode = 0xc018_5879;
+const SHUTDOWN: Opcode = 0x8004_587d;
 
 /// The user whose calls are refused what root may do.
 const USER: u32 = 1000;
 
 /// Makes the ioctl `NUMBER` with `value`, which it may change.
 #[expect(unsafe_code, reason = "the standard library has no ioctls")]
-fn call<const NUMBER: u32, T: Copy>(on: &File, mut value: T) -> Result<T, Errno> {
-    assert_eq!(NUMBER >> 16 & 0x3fff, u32::try_from(size_of::<T>()).expect("short"));
+fn call<const NUMBER: Opcode, T: Copy>(on: &File, mut value: T) -> Result<T, Errno> {
+    assert_eq!(NUMBER >> 16 & 0x3fff, size_of::<T>() as Opcode);
     // SAFETY: the number contains the size of the value, which outlives the call.
     unsafe { ioctl(on, Updater::<NUMBER, _>::new(&mut value)) }?;
     Ok(value)

@@ -86,7 +86,7 @@ pub(super) fn read_directory(
             continue;
         }
         let entry = entry(&file, &path).map_err(|error| failed(&path, &error))?;
-        if file_type == FileType::Directory {
+        if file.attr().file_type == FileType::Directory {
             if depth >= depth_max {
                 let what = format!("a directory more than {depth_max} levels deep");
                 return Err(failed(&path, &Error::unsupported(Code::TooDeep, what)));

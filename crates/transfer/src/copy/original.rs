@@ -105,6 +105,11 @@ pub(crate) struct HostFile<'a> {
     name: PathBuf,
 }
 
+/// Whether a file of this type is open while it is an original.
+fn is_opened_kind(file_type: FileType) -> bool {
+    matches!(file_type, FileType::Regular | FileType::Directory)
+}
+
 /// Gives an error of the host the name of what was being done.
 pub(crate) fn doing(what: &'static str) -> impl Fn(Errno) -> Error {
     move |errno| Error::io(what, errno)
@@ -135,7 +140,7 @@ impl<'a> HostFile<'a> {
         file_type: FileType,
         is_followed: bool,
     ) -> Result<Self> {
-        let is_opened = matches!(file_type, FileType::Regular | FileType::Directory);
+        let is_opened = is_opened_kind(file_type);
         let (file, stat) = if is_opened {
             // Not to wait for the other side, should it have become a pipe.
             let mut flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -150,6 +155,10 @@ impl<'a> HostFile<'a> {
         };
         let attr = attr_of(&stat)?;
         if attr.file_type != file_type {
+            if file.is_some() && !is_opened_kind(attr.file_type) {
+                // `fakeroot` keeps what a device is beside a regular file of the host.
+                return Self::open(directory, name, attr.file_type, is_followed);
+            }
             return Err(Error::io(
                 "opening it",
                 std::io::Error::other("it was replaced meanwhile"),
@@ -296,7 +305,7 @@ fn attr_of(stat: &Stat) -> Result<Attr> {
         Error::unsupported(Code::Unsupported, format!("a file of the mode {:o}", stat.st_mode))
     })?;
     let time =
-        |secs: i64, nanos: u64| Timestamp { secs, nanos: u32::try_from(nanos).unwrap_or_default() };
+        |secs: i64, nanos: i64| Timestamp { secs, nanos: u32::try_from(nanos).unwrap_or_default() };
     let number = |number: i64| number.cast_unsigned();
     let is_device = matches!(file_type, FileType::CharDevice | FileType::BlockDevice);
     let rdev = if is_device { (fs::major(stat.st_rdev), fs::minor(stat.st_rdev)) } else { (0, 0) };

@@ -107,5 +107,5 @@ pub(super) fn is_whole(stat: &Stat, attr: &Attr) -> bool {
         && FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
         && u64::try_from(stat.st_size) == Ok(attr.size)
         && stat.st_mtime == attr.mtime.secs
-        && stat.st_mtime_nsec == u64::from(attr.mtime.nanos)
+        && stat.st_mtime_nsec == i64::from(attr.mtime.nanos)
 }

@@ -22,6 +22,7 @@ use std::thread;
 use clap::Parser;
 use offshoot_fuse::{Ioctl, Ioctls, KernelCaches, ShownOwner};
 use offshoot_vfs::{Errno, Error, Result};
+use rustix::ioctl::Opcode;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use super::super::gate;
@@ -218,13 +219,14 @@ impl Jobs {
 
 impl Ioctls for Jobs {
     fn answer(&self, ioctl: &Ioctl<'_>) -> Result<Vec<u8>> {
-        if ![START, NEXT].contains(&ioctl.command) {
+        let command = Opcode::from(ioctl.command);
+        if ![START, NEXT].contains(&command) {
             return Err(Error::posix(Errno::NOTTY, format!("ioctl {:#x}", ioctl.command)));
         }
         if ioctl.uid != 0 && ioctl.uid != self.uid {
             return Err(Error::posix(Errno::PERM, "a job of a mount"));
         }
-        if ioctl.command == START {
+        if command == START {
             return self.start(ioctl).map(|()| Vec::new());
         }
         self.next(ioctl.directory).map(|next| next.encode())

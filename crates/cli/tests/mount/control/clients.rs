@@ -116,10 +116,10 @@ fn request(words: &[&str], places: &[&str]) -> [u8; 16_000] {
 #[expect(unsafe_code, reason = "the standard library has no ioctls")]
 fn garbage() {
     use rustix::io::Errno;
-    use rustix::ioctl::{Updater, ioctl, opcode};
-    const START: u32 = opcode::read_write::<[u8; 16_000]>(0xbf, 0x51);
-    const NEXT: u32 = opcode::read_write::<[u8; 8_000]>(0xbf, 0x52);
-    const OTHER: u32 = opcode::read_write::<[u8; 16_000]>(0xbf, 0x53);
+    use rustix::ioctl::{Opcode, Updater, ioctl, opcode};
+    const START: Opcode = opcode::read_write::<[u8; 16_000]>(0xbf, 0x51);
+    const NEXT: Opcode = opcode::read_write::<[u8; 8_000]>(0xbf, 0x52);
+    const OTHER: Opcode = opcode::read_write::<[u8; 16_000]>(0xbf, 0x53);
     let Some(judges) = require() else { return };
     let disks = volume(&judges, 256);
     let mounted = ServedMount::new(&disks.images()[0], "rw");
