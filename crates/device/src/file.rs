@@ -12,7 +12,8 @@
 //! | the block device is mounted, or part of a larger one | yes | refused |
 //!
 //! Two writers destroy a volume. So a writer takes the exclusive `flock`, which other tools of the
-//! host honour too, and the [locks of QEMU](qemu_locks). It [holds](exclusive) a block device with
+//! host honour too (that of a process that started this one on a block device counts as its own),
+//! and the [locks of QEMU](qemu_locks). It [holds](exclusive) a block device with
 //! `O_EXCL`, and it checks whether the kernel uses the image through a loop device.
 //!
 //! A reader takes no lock, for three reasons: it harms no other user; it must be able to read what

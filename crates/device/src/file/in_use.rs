@@ -9,6 +9,11 @@
 //! | a loop device over the image | its backing file is the same inode | `/sys/block/loop*` |
 //! | a mount, a RAID, a mapper, swap over the block device | `O_EXCL` gives `EBUSY` | `/proc/self/mountinfo`, `holders` in `/sys` |
 //!
+//! A lock on a block device keeps the device manager and other programs away while a tool works on
+//! it. Where the tool starts others for a part of the work, as `systemd-repart` and `udevadm lock`
+//! do, the lock stays with the tool. So the lock of a process that started this one is no sign of
+//! another user.
+//!
 //! The signs decide. The names only go into the message and may be missing: another namespace or
 //! another user may hide them. A loop device whose backing file this namespace does not see cannot
 //! be recognised.
@@ -100,6 +105,7 @@ fn lock(file: &File, metadata: &Metadata, operation: FlockOperation) -> io::Resu
     for attempt in 0.. {
         match flock(file, operation) {
             Ok(()) => break,
+            Err(Errno::WOULDBLOCK) if attempts > 0 && is_locked_by_parents(metadata) => break,
             Err(Errno::WOULDBLOCK) if attempt < attempts => std::thread::sleep(STEP),
             Err(Errno::WOULDBLOCK) => {
                 let holder = lock_holder(metadata);
@@ -118,8 +124,29 @@ fn lock_holder(metadata: &Metadata) -> Option<String> {
     const ATTEMPTS: usize = 3;
 
     let place = place_of(metadata);
-    let pid = (0..ATTEMPTS).find_map(|_| lock_holder_at(&place))?;
+    let pid = (0..ATTEMPTS).find_map(|_| lock_holders_at(&place).into_iter().next())?;
     Some(process(&pid))
+}
+
+/// Whether all locks on a file are those of processes that started this one, directly or not.
+fn is_locked_by_parents(metadata: &Metadata) -> bool {
+    let holders = lock_holders_at(&place_of(metadata));
+    let parents = parents();
+    !holders.is_empty() && holders.iter().all(|holder| parents.contains(holder))
+}
+
+/// The process that started this one, the one that started that, and so on.
+fn parents() -> Vec<String> {
+    /// More than any process has.
+    const GENERATIONS_MAX: usize = 1 << 10;
+
+    let parent_of = |pid: &str| {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+        let line = status.lines().find_map(|line| line.strip_prefix("PPid:"))?;
+        Some(line.trim().to_owned()).filter(|pid| pid != "0")
+    };
+    let first = parent_of(&std::process::id().to_string());
+    std::iter::successors(first, |pid| parent_of(pid)).take(GENERATIONS_MAX).collect()
 }
 
 /// The name of a file in the kernel's lists of locks, such as `fe:00:10493999`.
@@ -137,18 +164,20 @@ fn process(pid: &str) -> String {
     }
 }
 
-/// The process that holds a lock at `place`, from lines such as
+/// The processes that hold locks at `place`, from lines such as
 /// `1: FLOCK  ADVISORY  WRITE 25030 fe:00:10493999 0 EOF`.
-fn lock_holder_at(place: &str) -> Option<String> {
+fn lock_holders_at(place: &str) -> Vec<String> {
+    let Ok(locks) = File::open("/proc/locks") else { return Vec::new() };
     // Each read call is consistent in itself, so a large buffer asks for as many lines as possible
     // at once.
-    let locks = BufReader::with_capacity(1 << 16, File::open("/proc/locks").ok()?);
-    locks.lines().map_while(Result::ok).find_map(|line| {
+    let locks = BufReader::with_capacity(1 << 16, locks);
+    let holder = |line: String| {
         let fields: Vec<_> = line.split_whitespace().collect();
         let held = fields.get(1) == Some(&"FLOCK") && fields.get(5) == Some(&place);
         // A process of another namespace shows as 0.
         fields.get(4).filter(|pid| held && **pid != "0").map(|pid| (*pid).to_owned())
-    })
+    };
+    locks.lines().map_while(Result::ok).filter_map(holder).collect()
 }
 
 /// Another process that has an open-file-description lock on the file `place`. `/proc/locks` names
