@@ -238,7 +238,7 @@ const MOUNTS: &str = "/proc/self/mounts";
 const SUITES: [(&str, &str); 2] = [("pjdfstest", "0.2.2"), ("fsx", "0.3.2")];
 
 /// Tools that the tests call beside `btrfs-progs`, each with its package in Debian and Ubuntu.
-const TOOLS: [(&str, &str); 18] = [
+const TOOLS: [(&str, &str); 20] = [
     ("losetup", "mount"),
     ("fallocate", "util-linux"),
     ("filefrag", "e2fsprogs"),
@@ -257,6 +257,8 @@ const TOOLS: [(&str, &str); 18] = [
     ("qemu-img", "qemu-utils"),
     ("xz", "xz-utils"),
     ("zstd", "zstd"),
+    ("bsdtar", "libarchive-tools"),
+    ("fakeroot", "fakeroot"),
 ];
 
 #[cfg(test)]

@@ -60,10 +60,15 @@ use clap::error::ErrorKind;
 use args::Arguments;
 use exit::{Result, VerbFailure};
 use output::Console;
+use verbs::btrfs::dropin;
 
 fn main() -> ExitCode {
     allocator::keep_memory();
-    let words = mount::with_verb(std::env::args_os().collect());
+    let words: Vec<OsString> = std::env::args_os().collect();
+    if dropin::is_called(&words) {
+        return dropin::main(&words);
+    }
+    let words = mount::with_verb(words);
     // `--json` counts even if the rest of the command line is wrong.
     let is_json = words.iter().take_while(|word| *word != "--").any(|word| word == "--json");
     let console = Arc::new(Console::new(is_json));

@@ -37,6 +37,7 @@ mod tests;
 mod unpack;
 
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
@@ -47,7 +48,7 @@ use std::path::PathBuf;
 
 use offshoot_vfs::escape::Escaped;
 use offshoot_vfs::wildcard::Pattern;
-use offshoot_vfs::{FileSystemMut, Timestamp};
+use offshoot_vfs::{FileFlags, FileSystemMut, Timestamp};
 use serde::Serialize;
 
 use crate::copy::Manner;
@@ -212,6 +213,9 @@ pub struct BuildOptions {
     pub keeps_layers: bool,
     /// Whether equal data is stored once. The volume must be able to share it.
     pub dedupes: bool,
+    /// Flags that files get, by their normal paths in the sources. New files in a directory inherit
+    /// those flags that are inherited.
+    pub file_flags: BTreeMap<Vec<u8>, FileFlags>,
     /// Files of the host that are left out: the image itself.
     pub images: Vec<HostId>,
     excluded: Manner,
@@ -229,6 +233,7 @@ impl BuildOptions {
             xattr_bytes_max: None,
             keeps_layers: false,
             dedupes: false,
+            file_flags: BTreeMap::new(),
             images: Vec::new(),
             excluded: Manner::plain(),
         }

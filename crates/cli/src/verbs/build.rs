@@ -5,6 +5,7 @@
 //! size turns out too small, the build starts again with twice of it.
 
 mod arguments;
+mod fill;
 mod layers;
 
 use std::fs::{self, File, Permissions};
@@ -15,40 +16,23 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use offshoot_btrfs::Filesystem;
 use offshoot_device::{BlockDevice, FileDevice};
 use offshoot_transfer::TransferFailure;
-use offshoot_transfer::build::{
-    BuildInput, BuildOptions, BuildOutcome, BuildSource, BuildTarget, Snapshots, SourceSize, build,
-    measure_sources,
-};
+use offshoot_transfer::build::{BuildInput, BuildOptions, BuildOutcome, BuildSource, SourceSize};
 use offshoot_transfer::host::{Process, host_id_of_file, umask};
-use offshoot_vfs::{self as vfs, Errno, FileSystemMut, NewFile, SetAttr, Volume};
 use serde::Serialize;
 use tempfile::NamedTempFile;
 use uuid::Uuid;
 
-use crate::edit::{moment, source_date};
 use crate::exit::{ExitStatus, Result, VerbFailure, reported};
 use crate::interrupt::{self, RemovedAtEnd};
 use crate::output::{Console, Escaped, human_size, json_name, write_line};
-use crate::verbs::btrfs::build::{NewSnapshot, NewSubvolume, VolumeSnapshots};
+use crate::verbs::btrfs::build::{NewSnapshot, NewSubvolume};
 use crate::verbs::mkfs::{NewVolumeArguments, NewVolumeFormat, NewVolumeOptions, usage};
 use crate::verbs::{btrfs, xfs};
 pub(crate) use arguments::{BUILD_HELP, BuildArguments};
+pub(in crate::verbs) use fill::{FreshVolume, GROWN_MAX, VolumeFill, fill_options, is_full};
 use layers::{LayerForm, place_trees};
-
-/// How often a build starts again with a larger volume.
-const GROWN_MAX: u32 = 4;
-
-/// A new volume that is open.
-pub(in crate::verbs) struct FreshVolume {
-    pub(in crate::verbs) volume: Arc<dyn Volume>,
-    /// Its files.
-    pub(in crate::verbs) files: Box<dyn FileSystemMut>,
-    /// The same with what only btrfs has.
-    pub(in crate::verbs) btrfs: Option<Filesystem>,
-}
 
 /// What was built.
 #[derive(Serialize)]
@@ -97,9 +81,7 @@ pub(super) fn run(
     let image = ImagePath::of(&arguments.image, arguments.force)?;
     interrupt::watch(console)?;
     let process = Process::prepare()?;
-    let mut options = BuildOptions::new(moment()?);
-    options.latest = source_date()?;
-    options.finds_zeros = options.latest.is_some();
+    let mut options = fill_options()?;
     options.owner = arguments.owner;
     options.keeps_layers = keeps_layers;
     options.dedupes = arguments.dedupe;
@@ -107,11 +89,13 @@ pub(super) fn run(
         options.exclude(pattern.as_bytes());
     }
     options.images.extend(host_id_of_file(&image.path));
-    let run = BuildRun { arguments, inputs, subvolumes, snapshots, made, image, process, console };
+    let (owner, root_owner) = (arguments.owner, arguments.volume.root_owner);
+    let fill = VolumeFill { inputs, subvolumes, snapshots, owner, root_owner, process, console };
+    let run = BuildRun { arguments, made, image, fill };
     let (mut size_bytes, expected) = if let Some(bytes) = arguments.size {
-        (bytes, run.expected(&options)?)
+        (bytes, run.fill.expected(&options).map_err(|failure| run.ended(failure))?)
     } else {
-        let size = run.measure(&options)?;
+        let size = run.fill.measure(&options).map_err(|failure| run.ended(failure))?;
         (size_for(&size, &arguments.volume), Some(size.data_bytes))
     };
     let mut grown = 0;
@@ -145,12 +129,6 @@ fn require_measurable(arguments: &BuildArguments, inputs: &[BuildInput]) -> Resu
         return Err(VerbFailure::Usage(message.into()));
     }
     Ok(())
-}
-
-/// Whether the volume was too small. A full disk of the host is an error of a device, and a larger
-/// volume does not help against it.
-fn is_full(failure: &VerbFailure) -> bool {
-    matches!(failure, VerbFailure::Volume(vfs::Error::Posix { errno: Errno::NOSPC, .. }))
 }
 
 fn size_for(size: &SourceSize, arguments: &NewVolumeArguments) -> u64 {
@@ -236,32 +214,12 @@ impl ImagePath {
 /// One run of the verb.
 struct BuildRun<'a> {
     arguments: &'a BuildArguments,
-    inputs: Vec<BuildInput>,
-    subvolumes: Vec<NewSubvolume>,
-    snapshots: Vec<NewSnapshot>,
     made: NewVolumeOptions,
     image: ImagePath,
-    process: Process,
-    console: &'a Arc<Console>,
+    fill: VolumeFill<'a>,
 }
 
 impl BuildRun<'_> {
-    fn measure(&self, options: &BuildOptions) -> Result<SourceSize> {
-        let size = measure_sources(&self.inputs, options, self.process, &**self.console);
-        size.map_err(|failure| self.ended(failure))
-    }
-
-    /// How many bytes of data come, if there is a progress line that shows it, and counting them
-    /// costs little.
-    fn expected(&self, options: &BuildOptions) -> Result<Option<u64>> {
-        let is_shown = io::IsTerminal::is_terminal(&io::stderr());
-        let is_known = self.inputs.iter().all(|input| input.source.is_directory());
-        if !is_shown || !is_known {
-            return Ok(None);
-        }
-        self.measure(options).map(|size| Some(size.data_bytes))
-    }
-
     /// Makes the volume and fills it.
     fn build(
         &self,
@@ -278,14 +236,12 @@ impl BuildRun<'_> {
         let fresh = match self.arguments.volume.format {
             NewVolumeFormat::Btrfs => {
                 let storing = self.arguments.storing.chosen();
-                btrfs::build::open_new(device, storing, self.console)
+                btrfs::build::open_new(device, storing, self.fill.console)
             }
-            NewVolumeFormat::Xfs => xfs::build::open_new(device, self.console),
+            NewVolumeFormat::Xfs => xfs::build::open_new(device, self.fill.console),
         }?;
-        options.xattr_bytes_max = fresh.btrfs.as_ref().map(btrfs::build::xattr_bytes_max);
-        let outcome = self.fill(&fresh, options, expected);
+        let outcome = self.fill.fill(fresh, options, expected);
         let outcome = outcome.map_err(|failure| self.ended(failure))?;
-        Self::close(fresh)?;
         let metadata = fs::metadata(temporary.path()).map_err(|error| self.image.failed(error))?;
         if interrupt::is_interrupted() {
             return Err(self.ended(TransferFailure::Interrupted));
@@ -304,47 +260,11 @@ impl BuildRun<'_> {
         })
     }
 
-    fn fill(
-        &self,
-        fresh: &FreshVolume,
-        options: &BuildOptions,
-        expected: Option<u64>,
-    ) -> Result<BuildOutcome, TransferFailure> {
-        let (inputs, console) = (&self.inputs, &**self.console);
-        let (uid, gid) = self.arguments.owner.unwrap_or((0, 0));
-        let new = NewFile { permissions: 0o755, uid, gid, umask: None, at: options.at };
-        if let Some(tree) = &fresh.btrfs {
-            btrfs::build::make_subvolumes(tree, &self.subvolumes, &new)?;
-        }
-        let snapshots = fresh.btrfs.as_ref().map(VolumeSnapshots);
-        let snapshots = snapshots.as_ref().map(|snapshots| snapshots as &dyn Snapshots);
-        let target = BuildTarget { fs: &*fresh.files, snapshots };
-        let outcome = build(&target, inputs, options, self.process, console, expected)?;
-        // That of the options counts before that of the sources.
-        if let Some((uid, gid)) = self.arguments.volume.root_owner {
-            let set = SetAttr { uid: Some(uid), gid: Some(gid), ..SetAttr::default() };
-            fresh.files.set_attr(fresh.files.root(), &set, options.at)?;
-        }
-        if let Some(tree) = &fresh.btrfs {
-            // Before subvolumes are read-only in which snapshots are made.
-            self.snapshots.iter().try_for_each(|snapshot| snapshot.take(tree, &new))?;
-            btrfs::build::settle_subvolumes(tree, &self.subvolumes, options.at)?;
-        }
-        Ok(outcome)
-    }
-
-    /// Makes everything durable and ends the use of the volume.
-    fn close(FreshVolume { volume, files, btrfs: _ }: FreshVolume) -> Result {
-        let synced = files.sync();
-        let closed: vfs::Result<()> = synced.and(volume.shut_down());
-        Ok(closed?)
-    }
-
     /// Why a build ended, for the user.
     fn ended(&self, failure: TransferFailure) -> VerbFailure {
         if let TransferFailure::Interrupted = failure {
             let image = Escaped(self.arguments.image.as_os_str().as_bytes());
-            self.console.error(&format_args!("interrupted: {image} was not made"));
+            self.fill.console.error(&format_args!("interrupted: {image} was not made"));
             return VerbFailure::Reported(ExitStatus::Failed);
         }
         failure.into()

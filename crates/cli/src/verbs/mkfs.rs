@@ -22,7 +22,7 @@ use crate::output::{human_size, write_line};
 use crate::verbs::{btrfs, xfs};
 pub(crate) use arguments::{
     MKFS_HELP, MkfsArguments, NewVolumeArguments, NewVolumeFormat, XfsMkfsArguments,
-    parse_node_size, parse_owner,
+    parse_checksum, parse_node_size, parse_owner, parse_profile,
 };
 
 /// The new volume.
@@ -193,11 +193,25 @@ impl<'a> NewImages<'a> {
             );
             return Err(VerbFailure::Refused(what));
         }
-        let device = FileDevice::create(path, size_bytes);
+        let device = self.create(path, size_bytes)?;
         let failed = |e| VerbFailure::Host(shown.to_string(), e);
-        let device = device.map_err(failed)?;
-        self.0.push((path, before));
         MemberDisk::of_file(path, device).map_err(failed)
+    }
+
+    /// Opens the plain file at `path`, made if there is none, and made longer if it is too short.
+    pub(super) fn create(&mut self, path: &'a Path, size_bytes: u64) -> Result<FileDevice> {
+        let failed = |error| VerbFailure::Host(path.display().to_string(), error);
+        let before = match fs::metadata(path) {
+            Ok(metadata) => Some(metadata.len()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => return Err(failed(error)),
+        };
+        let device = FileDevice::create(path, size_bytes).map_err(failed)?;
+        // A second call for a file finds what the first has made of it.
+        if self.0.iter().all(|(known, _)| *known != path) {
+            self.0.push((path, before));
+        }
+        Ok(device)
     }
 
     pub(super) fn keep(mut self) {

@@ -126,12 +126,32 @@ fn archives_of_bsdtar() {
     // libarchive writes names that are not UTF-8 in a form that only it reads.
     fs::remove_dir_all(source.path().join("names")).expect("the names go");
     let dir = scratch_dir();
-    let archive = dir.path().join("a.tar");
-    let words = ["--format=pax", "--xattrs", "--acls", "--numeric-owner", "-cf"].map(OsStr::new);
-    let rest = [archive.as_os_str(), "-C".as_ref(), source.path().as_os_str(), ".".as_ref()];
-    run("bsdtar", &[&words[..], &rest].concat());
-    build(dir.path(), &["--from".as_ref(), archive.as_os_str()]);
+    let built_from = |format: &str| {
+        let archive = dir.path().join(format).with_extension("tar");
+        let format = format!("--format={format}");
+        let words = [&format, "--xattrs", "--acls", "--numeric-owner", "--read-sparse", "-cf"];
+        let rest = [archive.as_os_str(), "-C".as_ref(), source.path().as_os_str(), ".".as_ref()];
+        run("bsdtar", &[&words.map(OsStr::new)[..], &rest].concat());
+        build(dir.path(), &["--from".as_ref(), archive.as_os_str()]);
+    };
+    built_from("pax");
     assert_built(&judges, dir.path(), source.path(), 300, &[Aspect::Holes]);
+    // The older formats, as it writes them, hold no extended attributes and no holes, and whole
+    // seconds. The shapes have holes of terabytes.
+    for part in ["xattrs", "lists", "special", "shapes"] {
+        fs::remove_dir_all(source.path().join(part)).expect("a directory");
+    }
+    fs::write(source.path().join("file"), "text ".repeat(10_000)).expect("a file");
+    let without = [Aspect::Holes, Aspect::Nanoseconds];
+    built_from("gnutar");
+    assert_built(&judges, dir.path(), source.path(), 20, &without);
+    // This one holds paths of 256 bytes, the last name of at most 100.
+    fs::remove_dir_all(source.path().join("links")).expect("a directory");
+    let deep = fill::directory(&fill::directory(source.path(), &"d".repeat(90)), &"e".repeat(60));
+    fs::hard_link(source.path().join("file"), deep.join("f".repeat(90))).expect("a link");
+    std::os::unix::fs::symlink("../file", deep.join("symlink")).expect("a link");
+    built_from("ustar");
+    assert_built(&judges, dir.path(), source.path(), 5, &without);
 }
 
 /// An archive with entries that few programs write, and what they must become.

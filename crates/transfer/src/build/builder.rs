@@ -27,8 +27,8 @@ use std::sync::atomic::Ordering;
 use offshoot_vfs::escape::Escaped;
 use offshoot_vfs::path::at_path;
 use offshoot_vfs::{
-    Attr, EntryPlace, Errno, Error, FileId, FileSystemMut, FileType, NewFile, Result as VfsResult,
-    SafeName, SetAttr, SetTime, Timestamp, XattrMode,
+    Attr, EntryPlace, Errno, Error, FileFlags, FileId, FileSystemMut, FileType, NewFile,
+    Result as VfsResult, SafeName, SetAttr, SetTime, Timestamp, XattrMode,
 };
 
 use super::dedupe::{FilledFile, StoredUnits};
@@ -462,6 +462,29 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
+    /// Gives the new file at `path` the flags that the options say, before it has any data.
+    fn set_flags(&self, file: FileId, path: &[u8]) -> Result {
+        let Some(flags) = self.context.options.file_flags.get(path) else { return Ok(()) };
+        self.add_flags(file, *flags).map_err(|error| at(error, path))
+    }
+
+    fn add_flags(&self, file: FileId, more: FileFlags) -> VfsResult<()> {
+        let (fs, now) = (self.context.fs, self.context.options.at);
+        let flags = fs.flags(file)?;
+        if flags.contains(more) { Ok(()) } else { fs.set_flags(file, flags | more, now) }
+    }
+
+    /// Gives a directory that was made before the one that it is in got its flags those that it
+    /// inherits. A subvolume inherits none.
+    fn inherit_flags(&self, file: FileId) -> VfsResult<()> {
+        let Some(parent) = self.levels.last().map(|level| level.file) else { return Ok(()) };
+        if self.context.options.file_flags.is_empty() || parent.dev != file.dev {
+            return Ok(());
+        }
+        let inherited = self.context.fs.flags(parent)? & FileFlags::NODATACOW;
+        self.add_flags(file, inherited)
+    }
+
     /// Makes a directory, or gives the one that is there these attributes.
     fn put_directory(&mut self, entry: &BuildEntry) -> Result {
         let path = &entry.path;
@@ -473,12 +496,16 @@ impl<'a> Builder<'a> {
         let file = match existing {
             Some(file) => {
                 self.redo_attributes(file, entry)?;
+                if !is_base {
+                    self.inherit_flags(file).map_err(|error| at(error, path))?;
+                }
                 file
             }
             None => self
                 .make(name, |fs, place| fs.mkdir(place, &new))
                 .map_err(|failure| failure.at(path))?,
         };
+        self.set_flags(file, path)?;
         self.set_xattrs(file, entry)?;
         let (atime, mtime) = self.times_of(entry);
         let level = BuilderLevel { name: name.to_vec(), file, atime, mtime, is_changed: true };
@@ -535,6 +562,7 @@ impl<'a> Builder<'a> {
         let (_, name) = split_path(path);
         let made = self.make(name, |fs, place| fs.create(place, &new));
         let file = made.map_err(|failure| failure.at(path))?;
+        self.set_flags(file, path)?;
         let BuildContext { fs, options: &BuildOptions { at: now, .. }, units, .. } = self.context;
         let into = FilledFile { fs, file, size, at: now };
         let mut end = 0;

@@ -27,7 +27,7 @@ use crate::verbs::mkfs::NewVolumeArguments;
 pub(in crate::verbs) use snapshots::{NewSnapshot, VolumeSnapshots};
 
 /// The least size of a volume: below it the engine finds no room for chunks of a fitting size.
-const LEAST_BYTES: u64 = 128 << 20;
+pub(in crate::verbs) const LEAST_BYTES: u64 = 128 << 20;
 
 /// What a file takes in trees beside its names and attributes, with the leaves that are not full:
 /// an inode, its names, an extent, and what the extent tree and the checksums say of that.
@@ -95,6 +95,11 @@ impl NewSubvolume {
         self.is_default
     }
 
+    /// Where in the volume it is.
+    pub(in crate::verbs) fn path(&self) -> &[u8] {
+        &self.path
+    }
+
     /// Its id, when it was made.
     fn id(&self, fs: &Filesystem) -> vfs::Result<TreeId> {
         Ok(TreeId(resolve(fs, &self.path, LastLink::Keep)?.dev))
@@ -118,9 +123,12 @@ pub(in crate::verbs) fn make_subvolumes(
     subvolumes: &[NewSubvolume],
     new: &NewFile,
 ) -> vfs::Result<()> {
-    for NewSubvolume { path, .. } in subvolumes.iter().filter(|new| !new.comes_with_source) {
-        let fail = |error| at_path(error, path);
-        let names: Vec<&[u8]> = names_of(path).collect();
+    let own = subvolumes.iter().filter(|new| !new.comes_with_source);
+    let mut paths: Vec<Vec<&[u8]>> = own.map(|new| names_of(&new.path).collect()).collect();
+    // One that is inside of another comes behind it.
+    paths.sort_by_key(Vec::len);
+    for names in paths {
+        let fail = |error| at_path(error, &names.join(&b'/'));
         let Some((name, way)) = names.split_last() else { continue };
         let mut dir = fs.root();
         for name in way {
@@ -195,18 +203,27 @@ pub(in crate::verbs) fn xattr_bytes_max(fs: &Filesystem) -> usize {
 /// The size of a volume that has room for `size`: an estimate that is rather too large. Compression
 /// is left out of it.
 pub(in crate::verbs) fn size_for(size: &SourceSize, arguments: &NewVolumeArguments) -> u64 {
+    size_for_profiles(size, arguments.data, arguments.metadata)
+}
+
+/// The same for these profiles, `None` for the usual ones.
+pub(in crate::verbs) fn size_for_profiles(
+    size: &SourceSize,
+    data: Option<Profile>,
+    metadata: Option<Profile>,
+) -> u64 {
     let copies = |profile: Option<Profile>, usual| match profile {
         None => usual,
         Some(Profile::Single) => 1,
         Some(_) => 2,
     };
-    let data = size.sector_bytes.saturating_mul(copies(arguments.data, 1));
+    let data_bytes = size.sector_bytes.saturating_mul(copies(data, 1));
     // Checksums take up to 32 bytes for each sector.
     let items = (size.entries.saturating_mul(ENTRY_BYTES))
         .saturating_add(size.text_bytes.saturating_mul(NAME_COPIES))
         .saturating_add(size.sector_bytes / 128);
-    let metadata = items.saturating_mul(copies(arguments.metadata, 2));
-    let all = data.saturating_add(metadata);
+    let metadata_bytes = items.saturating_mul(copies(metadata, 2));
+    let all = data_bytes.saturating_add(metadata_bytes);
     // Data and metadata have chunks of their own, of a tenth of a small volume and of 1 GiB in a
     // large one, and the last of each is not full.
     let rest = (all / 5).clamp(64 << 20, 3 << 30);

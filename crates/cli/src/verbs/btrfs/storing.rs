@@ -2,6 +2,7 @@
 
 use clap::Args;
 use offshoot_btrfs::{Compress, EngineOptions, NewFiles};
+use offshoot_btrfs_format::compress::CompressionMethod;
 
 use crate::exit::{Result, VerbFailure};
 use crate::mount::{name_and_value, number};
@@ -18,6 +19,12 @@ pub(crate) struct Storing {
 }
 
 impl Storing {
+    /// What is worth it is compressed by the method.
+    pub(crate) fn compressed(method: Option<CompressionMethod>) -> Self {
+        let compress = method.map(|method| Compress { method, is_forced: false });
+        Self { compress, ..Self::default() }
+    }
+
     /// Follows the mount option `option`. Returns false if it is about something else.
     ///
     /// # Errors

@@ -196,7 +196,7 @@ pub(crate) fn parse_node_size(text: &str) -> Result<u32, String> {
     u32::try_from(parse_size(text)?).map_err(|_| "a node has at most 64K".to_owned())
 }
 
-fn parse_profile(text: &str) -> Result<Profile, String> {
+pub(crate) fn parse_profile(text: &str) -> Result<Profile, String> {
     Ok(match text.to_ascii_lowercase().as_str() {
         "single" => Profile::Single,
         "dup" => Profile::Dup,
@@ -211,7 +211,7 @@ fn parse_profile(text: &str) -> Result<Profile, String> {
     })
 }
 
-fn parse_checksum(text: &str) -> Result<ChecksumType, String> {
+pub(crate) fn parse_checksum(text: &str) -> Result<ChecksumType, String> {
     Ok(match text.to_ascii_lowercase().as_str() {
         "crc32c" => ChecksumType::Crc32c,
         "xxhash" | "xxhash64" => ChecksumType::Xxhash64,
