@@ -164,7 +164,7 @@ fn jobs<'a>(
 
 /// Removes the outputs of all runs. Never between two runs: ext4 avoids inodes that were freed just
 /// now, so the run after a removal would pay for the search for others.
-fn clear(out: &Path) -> Result {
+pub(crate) fn clear(out: &Path) -> Result {
     match std::fs::remove_dir_all(out) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
             Err(format!("{}: {error}", out.display()))
@@ -174,7 +174,7 @@ fn clear(out: &Path) -> Result {
 }
 
 /// The number of files, directories and links below `dir`.
-fn entries(dir: &Path) -> Result<u64> {
+pub(crate) fn entries(dir: &Path) -> Result<u64> {
     let mut count = 0;
     let mut stack = vec![dir.to_owned()];
     while let Some(dir) = stack.pop() {

@@ -10,6 +10,7 @@
 //! | `table` | medians of several runs as text and as JSON |
 //! | `volumes` | the input of `extract`: volumes that the kernel filled with a source tree |
 //! | `extract` | a whole volume into a directory and into a tar stream |
+//! | `build` | a volume from a directory, an archive, a container image |
 //! | `tree` | many threads insert into one tree |
 //! | `fs_mark`, `enospc` | the seed workloads, on ours and on the kernel |
 //! | `data` | large files, clones and snapshots, on ours and on the kernel |
@@ -22,6 +23,7 @@
 //! | `supervise` | cleans up after a benchmark that is interrupted |
 //! | `sides`, `content` | the two sides of `data`, `fsync` and `scale`, and the contents of their files |
 
+mod build;
 mod content;
 mod data;
 mod dir_fsync;
@@ -54,6 +56,7 @@ type Result<T = (), E = String> = std::result::Result<T, E>;
 
 const HELP: &str = "\
 Usage: offshoot-bench extract --offshoot PROGRAM --dir DIR [--source PATH] [--rounds N]
+       offshoot-bench build --offshoot PROGRAM --dir DIR [--source PATH] [--rounds N]
        offshoot-bench tree [--dir DIR] [--rounds N] [--items N]
        offshoot-bench fs-mark --offshoot PROGRAM --dir DIR [--threads N,N...] [--files N]
                       [--rounds N] [--size BYTES] [--turns N] [--no-proof] [--no-switches]
@@ -77,7 +80,7 @@ Usage: offshoot-bench extract --offshoot PROGRAM --dir DIR [--source PATH] [--ro
 Options:
   --offshoot PROGRAM  The program to measure, built with optimisation
   --dir DIR           Where volumes and output go, on the disk to measure; for extract 4 GiB,
-                      and 8 GiB for each round until all are done
+                      and 8 GiB for each round until all are done; for build 8 GiB
   --source PATH       A directory or a tar archive to fill the volumes with
                       [default: /usr/src/linux-source-6.1.tar.xz]
   --rounds N          How often each side runs [default: 3]; of fs-mark, how often each thread
@@ -136,6 +139,7 @@ fn run(args: &[String]) -> Result<ExitCode> {
     }
     let done = args.split_first().and_then(|(what, args)| match what.as_str() {
         "extract" => extract::benchmark(args),
+        "build" => build::benchmark(args),
         "tree" => tree::benchmark(args),
         "fs-mark" => fs_mark::benchmark(args),
         "enospc" => enospc::benchmark(args),

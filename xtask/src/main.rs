@@ -45,6 +45,8 @@ Tasks:
   fixture  Make the carried volume anew with the kernel (as root)
   bench extract [--rounds N] [--source PATH]
            Take a whole volume out: offshoot, btrfs restore, the kernel (as root)
+  bench build [--rounds N] [--source PATH]
+           Build volumes from a directory, an archive and layers: offshoot, mkfs.btrfs, the kernel (as root)
   bench tree [--rounds N] [--items N]
            Insert into one tree with 1, 2 and 12 threads, with and without early unlock
   bench fs-mark [--threads N,N...] [--files N] [--rounds N] [--size BYTES] [--turns N]
