@@ -58,6 +58,7 @@ impl Sources {
         let source = directories[0].1.as_os_str();
         let rest = [source, "-cf".as_ref(), archive.as_os_str(), ".".as_ref()];
         run("tar", &[&words[..], &rest].concat());
+        run("zstd", &["-q".as_ref(), archive.as_os_str()]);
         library(dir.path());
         Self { dir, directories }
     }
@@ -72,11 +73,12 @@ impl Sources {
         }
     }
 
-    /// The same from the archive.
+    /// The same from the archive, packed and not.
     #[track_caller]
     fn archives_always_make_the_same(&self, options: &str) {
         for (at, (processors, bound)) in PROCESSORS.into_iter().take(3).enumerate() {
-            let line = format!("--from a.tar {options}");
+            let from = if at == 1 { "a.tar.zst" } else { "a.tar" };
+            let line = format!("--from {from} {options}");
             compare(self.dir.path(), &line, processors, bound, at == 0);
         }
     }
