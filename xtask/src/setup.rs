@@ -238,7 +238,7 @@ const MOUNTS: &str = "/proc/self/mounts";
 const SUITES: [(&str, &str); 2] = [("pjdfstest", "0.2.2"), ("fsx", "0.3.2")];
 
 /// Tools that the tests call beside `btrfs-progs`, each with its package in Debian and Ubuntu.
-const TOOLS: [(&str, &str); 20] = [
+const TOOLS: [(&str, &str); 24] = [
     ("losetup", "mount"),
     ("fallocate", "util-linux"),
     ("filefrag", "e2fsprogs"),
@@ -250,6 +250,10 @@ const TOOLS: [(&str, &str); 20] = [
     ("sqlite3", "sqlite3"),
     ("rsync", "rsync"),
     ("dpkg-deb", "dpkg"),
+    ("bsdtar", "libarchive-tools"),
+    ("mtree", "mtree-netbsd"),
+    ("fsverity", "fsverity"),
+    ("matchpathcon", "selinux-utils"),
     ("fio", "fio"),
     ("cc", "gcc"),
     ("make", "make"),

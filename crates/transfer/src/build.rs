@@ -11,10 +11,14 @@
 //! | [`entry`] | one file of a source, in the form that all sources have in common |
 //! | [`directory`] | a directory of the host |
 //! | [`mod@tar`], [`acl`] | a tar archive, the way back from [`extract_tar`](crate::extract::extract_tar) |
+//! | [`manifest`] | a manifest that lists files, and a directory with their contents |
 //! | [`unpack`] | what compressed it |
 //! | [`layers`] | the layers of a container image, with whiteouts, one over the other or as snapshots |
 //! | [`builder`] | writes entries into a volume |
 //! | [`dedupe`] | stores equal data of them once |
+//! | [`owners`] | owners that become others |
+//! | [`selinux`] | labels from a file of contexts |
+//! | [`settings`] | flags and properties, which decide how data is stored |
 //! | [`measure`] | counts what they would take |
 //!
 //! A source says everything of its files: owners, permissions, devices, extended attributes and
@@ -30,16 +34,21 @@ mod dedupe;
 mod directory;
 mod entry;
 mod layers;
+mod manifest;
 mod measure;
+mod owners;
+mod selinux;
+mod settings;
 mod tar;
 #[cfg(test)]
 mod tests;
 mod unpack;
+mod verity;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
@@ -61,8 +70,14 @@ pub use entry::SourceProblem;
 use entry::{BuildEntry, Contents, EntrySink, normal_path};
 pub use layers::{BuiltLayer, ContainerImage, Snapshots};
 use layers::{KnownChains, LayerSnapshots};
+pub use manifest::{FileManifest, ManifestForm};
 use measure::Measure;
 pub use measure::SourceSize;
+pub use owners::OwnerMap;
+pub use selinux::FileContexts;
+use selinux::labels;
+pub use settings::FileProperty;
+use settings::{FileSettings, PropertiesByPath, property_path};
 use tar::{ArchiveEnd, read_tar};
 use unpack::{Pipe, unpack, unpack_file};
 
@@ -77,11 +92,13 @@ pub enum BuildSource {
     Stream,
     /// The layers of a container image.
     Container(ContainerImage),
+    /// A manifest, and a directory with the contents of its files.
+    Manifest(FileManifest),
 }
 
 impl BuildSource {
     /// The source that `text` names: `-`, `oci:`, `oci-archive:` or `docker-archive:` and a path,
-    /// a directory, or else an archive.
+    /// `mtree:` or `composefs:` and a manifest, a directory, or else an archive.
     #[must_use]
     pub fn named(text: &OsStr) -> Self {
         if text == "-" {
@@ -89,6 +106,9 @@ impl BuildSource {
         }
         if let Some(image) = ContainerImage::named(text) {
             return Self::Container(image);
+        }
+        if let Some(manifest) = FileManifest::named(text) {
+            return Self::Manifest(manifest);
         }
         let path = PathBuf::from(text);
         if path.is_dir() { Self::Directory(path) } else { Self::Archive(path) }
@@ -99,10 +119,9 @@ impl BuildSource {
     pub fn is_stream(&self) -> bool {
         match self {
             Self::Stream => true,
-            Self::Archive(path) => path.metadata().is_ok_and(|metadata| {
-                let file_type = metadata.file_type();
-                !file_type.is_file() && !file_type.is_block_device()
-            }),
+            Self::Archive(path) | Self::Manifest(FileManifest { path, .. }) => {
+                path.metadata().is_ok_and(|metadata| is_pipe(&metadata))
+            }
             Self::Directory(_) | Self::Container(_) => false,
         }
     }
@@ -126,6 +145,7 @@ impl BuildSource {
             Self::Directory(path) | Self::Archive(path) => path.as_os_str().as_bytes().to_vec(),
             Self::Stream => b"standard input".to_vec(),
             Self::Container(image) => image.path().as_os_str().as_bytes().to_vec(),
+            Self::Manifest(manifest) => manifest.path().as_os_str().as_bytes().to_vec(),
         }
     }
 
@@ -149,6 +169,7 @@ impl BuildSource {
                 self.look_at_end(end, watcher).map_err(|problem| problem.at(&shown))
             }
             Self::Container(image) => image.open(watcher)?.read(options, watcher, sink),
+            Self::Manifest(manifest) => manifest.read(options, watcher, &mut EntriesOf(sink)),
         }
     }
 
@@ -186,6 +207,12 @@ impl BuildSource {
     }
 }
 
+/// Whether a file can be read only once.
+fn is_pipe(metadata: &Metadata) -> bool {
+    let file_type = metadata.file_type();
+    !file_type.is_file() && !file_type.is_block_device()
+}
+
 /// What a volume is filled from, and where in it.
 pub struct BuildInput {
     /// The source.
@@ -202,6 +229,12 @@ pub struct BuildOptions {
     pub latest: Option<Timestamp>,
     /// The owner of all files, user and group, instead of those that the sources say.
     pub owner: Option<(u32, u32)>,
+    /// What users that the sources say become. [`Self::owner`] counts before that.
+    pub users: OwnerMap,
+    /// The same for groups.
+    pub groups: OwnerMap,
+    /// What labels the files get, instead of those that the sources say.
+    pub labels: Option<FileContexts>,
     /// Whether sectors of a directory's files that are all zeros become holes, and no others do. So
     /// the holes that the host happens to have make no difference.
     pub finds_zeros: bool,
@@ -219,6 +252,7 @@ pub struct BuildOptions {
     /// Files of the host that are left out: the image itself.
     pub images: Vec<HostId>,
     excluded: Manner,
+    properties: PropertiesByPath,
 }
 
 impl BuildOptions {
@@ -229,6 +263,9 @@ impl BuildOptions {
             at,
             latest: None,
             owner: None,
+            users: OwnerMap::default(),
+            groups: OwnerMap::default(),
+            labels: None,
             finds_zeros: false,
             xattr_bytes_max: None,
             keeps_layers: false,
@@ -236,6 +273,7 @@ impl BuildOptions {
             file_flags: BTreeMap::new(),
             images: Vec::new(),
             excluded: Manner::plain(),
+            properties: PropertiesByPath::new(),
         }
     }
 
@@ -249,6 +287,24 @@ impl BuildOptions {
         } else {
             self.excluded.names.push(Pattern::new(pattern));
         }
+    }
+
+    /// The owner of directories that no source says anything of.
+    #[must_use]
+    pub fn missing_owner(&self) -> (u32, u32) {
+        self.owner.unwrap_or_else(|| (self.users.mapped(0), self.groups.mapped(0)))
+    }
+
+    /// Gives the file at `path` in the volume a property before it has contents.
+    ///
+    /// # Errors
+    /// When the path leads upwards, or has a property already: each says how data is stored.
+    pub fn add_property(&mut self, path: &[u8], property: FileProperty) -> Result {
+        if self.properties.insert(property_path(path)?, property).is_some() {
+            let what = "it is given two properties, and takes one".to_owned();
+            return Err(SourceProblem::Refused(what).at(path));
+        }
+        Ok(())
     }
 
     /// Whether the file at `path` is left out, where the directories on the way are not.
@@ -364,7 +420,12 @@ pub fn measure_sources(
         };
         read.map_err(|failure| interrupted_or(failure, watcher))?;
     }
-    Ok(measure.size)
+    let mut size = measure.size;
+    if options.labels.is_some() {
+        let labels = size.entries.saturating_mul(labels::LABEL_BYTES);
+        size.text_bytes = size.text_bytes.saturating_add(labels);
+    }
+    Ok(size)
 }
 
 /// The failure of a source, or that the user interrupted the build: then reading fails with an
@@ -413,6 +474,7 @@ pub fn build(
         progress.expect(bytes);
     }
     let counters = TransferCounters::default();
+    let settings = FileSettings::begin(target.fs, &options.properties, options.at)?;
     let mut layers = target.snapshots.filter(|_| options.keeps_layers).map(LayerSnapshots::new);
     let units = options.dedupes.then(|| StoredUnits::new(target.fs)).transpose()?;
     let units = units.map(RefCell::new);
@@ -423,6 +485,7 @@ pub fn build(
         problems: &problems,
         progress: &*progress,
         counters: &counters,
+        settings: &settings,
     };
     let built = inputs.iter().try_for_each(|input| match (&input.source, &mut layers) {
         (BuildSource::Container(image), Some(layers)) => {
@@ -436,6 +499,10 @@ pub fn build(
     });
     watcher.stop_progress();
     built.map_err(|failure| interrupted_or(failure, watcher))?;
+    if let Some(contexts) = &options.labels {
+        labels::set_labels(target.fs, contexts, &problems, options.at)?;
+    }
+    settings.finish()?;
     drop(progress);
     let layers = layers.map(LayerSnapshots::into_built).unwrap_or_default();
     let shared_bytes = units.map(|units| units.into_inner().shared_bytes());
@@ -451,9 +518,9 @@ fn build_source(
     watcher: &dyn Watcher,
 ) -> Result {
     let to = normal_path(to).map_err(|problem| problem.at(to))?;
-    let mut way = Builder::new(context, context.fs.root())?;
-    let base = way.make_way(&to)?;
-    let mut builder = Builder::new(context, base)?;
+    let mut way = Builder::new(context, context.fs.root(), Vec::new())?;
+    let (base, base_path) = way.make_way(&to)?;
+    let mut builder = Builder::new(context, base, base_path)?;
     source.read(context.options, process, watcher, &mut builder)?;
     builder.finish()?;
     way.finish()

@@ -45,7 +45,7 @@ use crate::extract::{LinkTable, Problems, TransferCounters};
 use crate::host::{HostId, Process};
 use crate::{Hint, TransferProgress};
 pub use manner::{CopyReporter, Existing, Manner};
-pub(crate) use original::{HostFile, Original, doing};
+pub(crate) use original::{HostFile, Original, attr_of, doing};
 use original::{StreamOriginal, VolumeFile};
 pub use preserve::{Preserve, PreservedAttribute};
 pub(crate) use target::is_refusal;

@@ -18,7 +18,9 @@ use std::time::Instant;
 
 use offshoot_device::{BlockDevice, FileDevice};
 use offshoot_transfer::TransferFailure;
-use offshoot_transfer::build::{BuildInput, BuildOptions, BuildOutcome, BuildSource, SourceSize};
+use offshoot_transfer::build::{
+    BuildInput, BuildOptions, BuildOutcome, BuildSource, FileContexts, SourceSize,
+};
 use offshoot_transfer::host::{Process, host_id_of_file, umask};
 use serde::Serialize;
 use tempfile::NamedTempFile;
@@ -65,6 +67,7 @@ pub(super) fn run(
         (!subvolumes.is_empty(), "--subvolume"),
         (!snapshots.is_empty(), "--snapshot"),
         (keeps_layers, "--layers snapshots"),
+        (!arguments.properties.is_empty(), "--property"),
     ];
     let given = given.iter().find_map(|&(is_given, option)| is_given.then_some(option));
     if arguments.volume.format == NewVolumeFormat::Xfs
@@ -74,23 +77,17 @@ pub(super) fn run(
     }
     if keeps_layers {
         place_trees(&mut inputs, &mut subvolumes)?;
+        arguments.require_no_shapes()?;
     }
-    let owner = arguments.owner.unwrap_or((0, 0));
-    let owner = arguments.volume.root_owner.unwrap_or(owner);
+    let mut options = arguments.build_options(fill_options()?)?;
+    let owner = arguments.volume.root_owner.unwrap_or_else(|| options.missing_owner());
     let made = NewVolumeOptions::of(&arguments.volume, owner, false)?;
     let image = ImagePath::of(&arguments.image, arguments.force)?;
     interrupt::watch(console)?;
     let process = Process::prepare()?;
-    let mut options = fill_options()?;
-    options.owner = arguments.owner;
-    options.keeps_layers = keeps_layers;
-    options.dedupes = arguments.dedupe;
-    for pattern in &arguments.exclude {
-        options.exclude(pattern.as_bytes());
-    }
     options.images.extend(host_id_of_file(&image.path));
-    let (owner, root_owner) = (arguments.owner, arguments.volume.root_owner);
-    let fill = VolumeFill { inputs, subvolumes, snapshots, owner, root_owner, process, console };
+    let root_owner = arguments.volume.root_owner;
+    let fill = VolumeFill { inputs, subvolumes, snapshots, root_owner, process, console };
     let run = BuildRun { arguments, made, image, fill };
     let (mut size_bytes, expected) = if let Some(bytes) = arguments.size {
         (bytes, run.fill.expected(&options).map_err(|failure| run.ended(failure))?)
@@ -115,6 +112,46 @@ pub(super) fn run(
         writeln!(out, "{}, in {seconds:.1} s", built.summary(arguments))?;
     }
     reported(worst)
+}
+
+impl BuildArguments {
+    /// Refuses options that go by the paths of files, which a layer has as part of a snapshot.
+    fn require_no_shapes(&self) -> Result {
+        let given =
+            [(self.selinux.is_some(), "--selinux"), (!self.properties.is_empty(), "--property")];
+        match given.iter().find(|(is_given, _)| *is_given) {
+            None => Ok(()),
+            Some((_, option)) => {
+                let what = format!("layers as snapshots have no {option} yet: leave out --layers");
+                Err(VerbFailure::Usage(what))
+            }
+        }
+    }
+
+    /// What becomes of the files of the sources.
+    fn build_options(&self, mut options: BuildOptions) -> Result<BuildOptions> {
+        options.owner = self.owner;
+        options.keeps_layers = self.layers == LayerForm::Snapshots;
+        options.dedupes = self.dedupe;
+        for pattern in &self.exclude {
+            options.exclude(pattern.as_bytes());
+        }
+        for (name, ranges, map) in [
+            ("--map-uid", &self.map_uid, &mut options.users),
+            ("--map-gid", &self.map_gid, &mut options.groups),
+        ] {
+            for &(from, to, count) in ranges {
+                let added = map.add(from, to, count);
+                added.map_err(|what| VerbFailure::Usage(format!("{name}: {what}")))?;
+            }
+        }
+        for text in &self.properties {
+            let (path, property) = btrfs::build::parse_property(text)?;
+            options.add_property(path, property)?;
+        }
+        options.labels = self.selinux.as_deref().map(FileContexts::read).transpose()?;
+        Ok(options)
+    }
 }
 
 /// Refuses sources that cannot be measured, unless the size is given.

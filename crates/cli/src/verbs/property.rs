@@ -20,7 +20,7 @@ use crate::output::{Console, Escaped};
 use crate::session::{OpenTree, PlaceSession};
 
 /// The extended attribute that holds the property.
-const COMPRESSION: &[u8] = b"btrfs.compression";
+pub(super) const COMPRESSION: &[u8] = b"btrfs.compression";
 
 pub(super) fn run(verb: &PropertyVerb, out: &mut dyn Write, console: &Arc<Console>) -> Result {
     match verb {

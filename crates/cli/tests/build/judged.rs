@@ -48,7 +48,7 @@ fn what_tar_holds(root: &Path) {
 
 const EVERYTHING_AT_LEAST: u64 = 900;
 
-fn build(dir: &Path, args: &[&OsStr]) -> String {
+pub(crate) fn build(dir: &Path, args: &[&OsStr]) -> String {
     let format = ["build", "v.img", "--force", "--format", format_name()].map(OsStr::new);
     let output = offshoot(dir, &[&format, args].concat());
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -58,7 +58,7 @@ fn build(dir: &Path, args: &[&OsStr]) -> String {
 
 /// Compares the image with the tree that it was built from.
 #[track_caller]
-fn assert_built(
+pub(crate) fn assert_built(
     judges: &BuildJudges,
     dir: &Path,
     source: &Path,

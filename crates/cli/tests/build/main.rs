@@ -5,7 +5,9 @@
 //! | `deduped` | the same, of equal data that is stored once |
 //! | `layered` | the same, of layers as snapshots |
 //! | `judged` | the check of the format, and the kernel, whose mount shows what the source has |
+//! | `manifests` | the same, from the manifests of other programs |
 //! | `refused` | what must be refused, and that nothing is left of it |
+//! | `shaped` | what other programs set or say, where options change what the sources have |
 //! | `same` | the bytes of images that are built again |
 
 mod deduped;
@@ -15,11 +17,13 @@ mod judged;
 mod layered;
 #[path = "../shared/lines.rs"]
 mod lines;
+mod manifests;
 mod oci;
 #[path = "../shared/program.rs"]
 mod other_program;
 mod refused;
 mod same;
+mod shaped;
 
 use std::any::Any;
 use std::path::Path;

@@ -35,6 +35,8 @@ use super::dedupe::{FilledFile, StoredUnits};
 use super::entry::{
     BuildEntry, Contents, EntryKind, EntrySink, PIECE_BYTES, SourceProblem, split_path,
 };
+use super::owners::map_owners;
+use super::settings::FileSettings;
 use super::{BuildOptions, tar::UNREADABLE_ACL};
 use crate::copy::is_refusal;
 use crate::extract::{LinkName, LinkTable, Problems, TransferCounters, Unapplied};
@@ -118,6 +120,7 @@ pub(super) struct BuildContext<'a> {
     pub(super) problems: &'a Problems<'a>,
     pub(super) progress: &'a dyn TransferProgress,
     pub(super) counters: &'a TransferCounters,
+    pub(super) settings: &'a FileSettings<'a>,
     /// What is stored already, if equal data is stored once.
     pub(super) units: Option<&'a RefCell<StoredUnits>>,
 }
@@ -125,6 +128,8 @@ pub(super) struct BuildContext<'a> {
 /// A source on its way into a volume; see the top of this file.
 pub(super) struct Builder<'a> {
     context: BuildContext<'a>,
+    /// The path of the place that is built into, from the root of the volume.
+    base_path: Vec<u8>,
     /// The directories on the way. The first is the place that is built into.
     levels: Vec<BuilderLevel>,
     /// Names that inodes of the source have that have several.
@@ -137,8 +142,12 @@ pub(super) struct Builder<'a> {
 }
 
 impl<'a> Builder<'a> {
-    /// A builder into `base`.
-    pub(super) fn new(context: BuildContext<'a>, base: FileId) -> VfsResult<Self> {
+    /// A builder into `base`, which is at `base_path` from the root of the volume.
+    pub(super) fn new(
+        context: BuildContext<'a>,
+        base: FileId,
+        base_path: Vec<u8>,
+    ) -> VfsResult<Self> {
         let attr = context.fs.attr(base)?;
         let base = BuilderLevel {
             name: Vec::new(),
@@ -149,6 +158,7 @@ impl<'a> Builder<'a> {
         };
         Ok(Self {
             context,
+            base_path,
             levels: vec![base],
             links: LinkTable::default(),
             waiting: BTreeMap::new(),
@@ -158,10 +168,45 @@ impl<'a> Builder<'a> {
         })
     }
 
-    /// Makes the directory at `path`, and those that lead to it, where there are none.
-    pub(super) fn make_way(&mut self, path: &[u8]) -> Result<FileId> {
+    /// Makes the directory at `path`, and those that lead to it, where there are none. Gives its
+    /// path without symbolic links, too.
+    pub(super) fn make_way(&mut self, path: &[u8]) -> Result<(FileId, Vec<u8>)> {
         self.enter(path, true)?;
-        Ok(self.here()?.file)
+        Ok((self.here()?.file, self.real_path(b"")))
+    }
+
+    /// The path of `name` in the directory that the way leads to, from the root of the volume; of
+    /// that directory itself without a name.
+    fn real_path(&self, name: &[u8]) -> Vec<u8> {
+        let levels = self.levels.iter().map(|level| &level.name[..]);
+        let names = std::iter::once(&self.base_path[..]).chain(levels).chain([name]);
+        names.filter(|name| !name.is_empty()).collect::<Vec<_>>().join(&b'/')
+    }
+
+    /// Gives a file that was made, or gets new attributes, its flags and properties.
+    fn set_up(&self, file: FileId, name: &[u8], entry: &BuildEntry) -> Result {
+        let settings = self.context.settings;
+        let has_flags = !entry.flags.is_empty() || entry.has_other_flags;
+        if !has_flags && !settings.needs_paths() {
+            return Ok(());
+        }
+        let real = self.real_path(name);
+        settings.forget(&real);
+        let has_place = matches!(entry.kind, EntryKind::Regular { .. } | EntryKind::Directory);
+        let set = if has_place || entry.flags.is_empty() {
+            settings.set_flags(file, &real, entry.flags)?
+        } else {
+            Err(Error::posix(Errno::OPNOTSUPP, "flags"))
+        };
+        let refused = match set {
+            Ok(()) => entry.has_other_flags.then_some(Errno::OPNOTSUPP),
+            Err(error) if is_refusal(&error) => Some(error.errno()),
+            Err(error) => return Err(at(error, &entry.path)),
+        };
+        if let Some(errno) = refused {
+            self.context.problems.unapplied(Unapplied::Flags, || entry.path.clone(), errno);
+        }
+        settings.set_properties(file, &real)
     }
 
     /// Ends the source: makes the hard links that waited, and gives the open directories their
@@ -303,11 +348,15 @@ impl<'a> Builder<'a> {
                         return Ok(Way::Lacks(dir, name));
                     }
                     self.touch_here();
-                    let (uid, gid) = self.context.options.owner.unwrap_or((0, 0));
+                    let (uid, gid) = self.context.options.missing_owner();
                     let new = self.new_file(MISSING_PERMISSIONS, uid, gid);
                     let made = self.context.fs.mkdir(place, &new);
                     self.context.counters.directories.fetch_add(1, Ordering::Relaxed);
                     let made = made.map_err(|error| at(error, path))?;
+                    if self.context.settings.needs_paths() {
+                        let real = self.real_path(&name);
+                        self.context.settings.set_properties(made, &real)?;
+                    }
                     self.woken.wake(dir, &name);
                     made
                 }
@@ -408,6 +457,9 @@ impl<'a> Builder<'a> {
             return Err(Error::posix(Errno::NOENT, "the way").into());
         };
         let dir = level.file;
+        if self.context.settings.needs_paths() {
+            self.context.settings.forget(&self.real_path(name));
+        }
         let place = EntryPlace { dir, name };
         let made = match call(self.context.fs, place) {
             Err(error) if error.errno() == Errno::EXIST => {
@@ -422,7 +474,14 @@ impl<'a> Builder<'a> {
 
     /// Gives a file its last attributes.
     fn finish_file(&self, file: FileId, entry: &BuildEntry, size: Option<u64>) -> Result {
-        self.set_xattrs(file, entry)?;
+        if !entry.xattrs.is_empty() {
+            self.set_xattrs(file, entry)?;
+            // The property of an option counts before that of the source.
+            let (_, name) = split_path(&entry.path);
+            if self.context.settings.needs_paths() {
+                self.context.settings.set_properties(file, &self.real_path(name))?;
+            }
+        }
         let (atime, mtime) = self.times_of(entry);
         let set = SetAttr { size, ..times(atime, mtime) };
         let set = self.context.fs.set_attr(file, &set, self.context.options.at);
@@ -507,6 +566,7 @@ impl<'a> Builder<'a> {
         };
         self.set_flags(file, path)?;
         self.set_xattrs(file, entry)?;
+        self.set_up(file, name, entry)?;
         let (atime, mtime) = self.times_of(entry);
         let level = BuilderLevel { name: name.to_vec(), file, atime, mtime, is_changed: true };
         if is_base {
@@ -563,7 +623,11 @@ impl<'a> Builder<'a> {
         let made = self.make(name, |fs, place| fs.create(place, &new));
         let file = made.map_err(|failure| failure.at(path))?;
         self.set_flags(file, path)?;
-        let BuildContext { fs, options: &BuildOptions { at: now, .. }, units, .. } = self.context;
+        self.set_up(file, name, entry)?;
+        let BuildContext { fs, options: &BuildOptions { at: now, .. }, units, settings, .. } =
+            self.context;
+        let is_in_place = settings.is_in_place(file).map_err(|error| at(error, path))?;
+        let units = units.filter(|_| !is_in_place);
         let into = FilledFile { fs, file, size, at: now };
         let mut end = 0;
         while let Some((offset, len)) = contents.read_piece(&mut self.buf)? {
@@ -705,7 +769,9 @@ impl<'a> Builder<'a> {
 impl EntrySink for Builder<'_> {
     fn put(&mut self, mut entry: BuildEntry, contents: &mut dyn Contents) -> Result {
         self.require_not_interrupted()?;
-        if let Some((uid, gid)) = self.context.options.owner {
+        let options = self.context.options;
+        map_owners(&mut entry, &options.users, &options.groups);
+        if let Some((uid, gid)) = options.owner {
             (entry.uid, entry.gid) = (uid, gid);
         }
         self.forget_waiting(&entry.path, matches!(entry.kind, EntryKind::Directory));
@@ -740,6 +806,7 @@ impl EntrySink for Builder<'_> {
             EntryKind::Directory | EntryKind::HardLink(_) => return Ok(()),
         };
         let file = made.map_err(|failure| failure.at(&entry.path))?;
+        self.set_up(file, name, &entry)?;
         self.finish_file(file, &entry, None)
     }
 }

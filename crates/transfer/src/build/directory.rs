@@ -17,7 +17,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::vec;
 
-use offshoot_vfs::{Code, Error, FileType, Nameless, NewNode, Result as VfsResult, SafeName};
+use offshoot_vfs::{
+    Code, Error, FileFlags, FileType, Nameless, NewNode, Result as VfsResult, SafeName,
+};
 use rustix::fs::{self, AtFlags, Dir};
 
 use super::BuildOptions;
@@ -96,15 +98,9 @@ pub(super) fn read_directory(
             levels.push(level.map_err(|error| failed(&path, &error))?);
         } else {
             let fail = |error: &Error| failed(&path, error);
-            let size = file.attr().size;
-            let host = HostData { file: &file, size, watcher, fail: &fail };
-            if options.finds_zeros {
-                let mut contents =
-                    NonzeroSectors { host, at: 0, chunk: &mut chunk, chunk_at: 0, len: 0 };
-                sink.put(entry, &mut contents)?;
-            } else {
-                sink.put(entry, &mut HostContents { host, at: 0, data_end: 0 })?;
-            }
+            let chunk = options.finds_zeros.then_some(&mut chunk[..]);
+            let data = HostData { file: &file, size: file.attr().size, watcher, fail: &fail };
+            data.give(chunk, |contents| sink.put(entry, contents))?;
         }
     }
 }
@@ -159,19 +155,38 @@ fn entry(file: &HostFile<'_>, path: &[u8]) -> VfsResult<BuildEntry> {
         mtime: attr.mtime,
         atime: None,
         xattrs,
+        flags: FileFlags::empty(),
+        has_other_flags: false,
         inode: has_names.then_some(*attr),
     })
 }
 
 /// A regular file of the host.
-struct HostData<'a> {
-    file: &'a HostFile<'a>,
-    size: u64,
-    watcher: &'a dyn Watcher,
-    fail: &'a dyn Fn(&Error) -> TransferFailure,
+pub(super) struct HostData<'a> {
+    pub(super) file: &'a HostFile<'a>,
+    /// How much of it is read.
+    pub(super) size: u64,
+    pub(super) watcher: &'a dyn Watcher,
+    /// What an error of the host becomes.
+    pub(super) fail: &'a dyn Fn(&Error) -> TransferFailure,
 }
 
 impl HostData<'_> {
+    /// Gives `take` the data. With a `chunk`, through which it is read then, sectors that are all
+    /// zeros are holes and no others.
+    pub(super) fn give(
+        self,
+        chunk: Option<&mut [u8]>,
+        take: impl FnOnce(&mut dyn Contents) -> Result,
+    ) -> Result {
+        match chunk {
+            Some(chunk) => {
+                take(&mut NonzeroSectors { host: self, at: 0, chunk, chunk_at: 0, len: 0 })
+            }
+            None => take(&mut HostContents { host: self, at: 0, data_end: 0 }),
+        }
+    }
+
     /// The first range at or after `at` that is no hole.
     fn next_data(&self, at: u64) -> Result<Option<Range<u64>>> {
         if self.watcher.is_interrupted() {

@@ -5,7 +5,7 @@ use std::io;
 
 use offshoot_vfs::acl::{ACCESS, DEFAULT};
 use offshoot_vfs::escape::Escaped;
-use offshoot_vfs::{Attr, NewNode, OsReason, Timestamp};
+use offshoot_vfs::{Attr, FileFlags, NewNode, OsReason, Timestamp};
 
 use crate::xattrs::XattrPair;
 use crate::{Result, TransferFailure};
@@ -32,6 +32,10 @@ pub(super) struct BuildEntry {
     pub(super) atime: Option<Timestamp>,
     /// Extended attributes, access control lists among them.
     pub(super) xattrs: Vec<XattrPair>,
+    /// Flags of the inode.
+    pub(super) flags: FileFlags,
+    /// Whether it has flags that no volume here has.
+    pub(super) has_other_flags: bool,
     /// The attributes of the inode, where the source gives one inode several names and does not say
     /// which of them comes first.
     pub(super) inode: Option<Attr>,

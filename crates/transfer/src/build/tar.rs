@@ -31,7 +31,7 @@ use std::ops::Range;
 
 use offshoot_vfs::acl::{ACCESS, DEFAULT};
 use offshoot_vfs::escape::Escaped;
-use offshoot_vfs::{FileType, NewNode, Timestamp};
+use offshoot_vfs::{FileFlags, FileType, NewNode, Timestamp};
 
 use super::acl::acl_value;
 use super::entry::{
@@ -43,6 +43,7 @@ use crate::xattrs::XattrPair;
 use crate::{Result, TransferFailure, Watcher};
 use header::Header;
 use records::Records;
+pub(super) use records::base64;
 
 /// The unit of an archive.
 const BLOCK: usize = 512;
@@ -329,6 +330,8 @@ impl TarReader<'_> {
             atime,
             xattrs: xattrs(records, &kind),
             kind,
+            flags: FileFlags::empty(),
+            has_other_flags: false,
             inode: None,
         };
         Ok(Some(TarFile { entry, stored, map }))
@@ -358,7 +361,7 @@ fn xattrs(records: Records, kind: &EntryKind) -> Vec<XattrPair> {
 }
 
 /// A path of the archive as an [`BuildEntry`] has it.
-fn archived_path(path: &[u8]) -> Result<Vec<u8>, SourceProblem> {
+pub(super) fn archived_path(path: &[u8]) -> Result<Vec<u8>, SourceProblem> {
     if path.split(|&byte| byte == b'/').nth(PATH_NAMES_MAX).is_some() {
         let what = format!("a path of more than {PATH_NAMES_MAX} names");
         return Err(SourceProblem::Refused(what));
@@ -366,7 +369,8 @@ fn archived_path(path: &[u8]) -> Result<Vec<u8>, SourceProblem> {
     normal_path(path)
 }
 
-fn symlink_target(target: Vec<u8>) -> Result<Vec<u8>, SourceProblem> {
+/// The target of a symbolic link, if it is one.
+pub(super) fn symlink_target(target: Vec<u8>) -> Result<Vec<u8>, SourceProblem> {
     if target.is_empty() || target.contains(&0) {
         return Err(SourceProblem::Damaged("a symbolic link without a target".to_owned()));
     }

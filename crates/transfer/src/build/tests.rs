@@ -1,6 +1,7 @@
 //! Builds from archives and directories into a filesystem in memory.
 
 mod containers;
+mod manifests;
 mod random;
 
 use std::ops::ControlFlow;

@@ -132,8 +132,13 @@ pub(super) fn unpack_file(
     if packing_of_file(&file)? != ArchivePacking::None {
         return unpack(file, watcher);
     }
+    Ok(plain_file(file, watcher))
+}
+
+/// A regular file as it is.
+pub(super) fn plain_file(file: File, watcher: &dyn Watcher) -> Box<dyn ArchiveInput + '_> {
     let input = Interruptible::new(file, watcher);
-    Ok(Box::new(Plain(BufReader::with_capacity(BUFFER_BYTES, input))))
+    Box::new(Plain(BufReader::with_capacity(BUFFER_BYTES, input)))
 }
 
 /// What packed the archive in a regular file.

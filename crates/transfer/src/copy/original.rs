@@ -134,6 +134,12 @@ impl<'a> HostFile<'a> {
         Self::open(directory, name, file_type, false)
     }
 
+    /// The open file `file`.
+    pub(crate) fn of_open(file: File) -> Result<HostFile<'static>> {
+        let attr = attr_of(&fs::fstat(&file).map_err(doing("looking at it"))?)?;
+        Ok(HostFile { attr, file: Some(file), directory: CWD, name: PathBuf::new() })
+    }
+
     fn open(
         directory: BorrowedFd<'a>,
         name: PathBuf,
@@ -300,7 +306,8 @@ impl<R: Read> Original for StreamOriginal<R> {
     }
 }
 
-fn attr_of(stat: &Stat) -> Result<Attr> {
+/// The attributes in what the host says of a file.
+pub(crate) fn attr_of(stat: &Stat) -> Result<Attr> {
     let file_type = FileType::from_mode(stat.st_mode).ok_or_else(|| {
         Error::unsupported(Code::Unsupported, format!("a file of the mode {:o}", stat.st_mode))
     })?;

@@ -45,10 +45,12 @@ pub(crate) enum Unapplied {
     LinkTarget,
     /// Access control lists of an archive whose text is none, or names users without numbers.
     TextList,
+    /// Flags of files that the volume does not have.
+    Flags,
 }
 
 /// Name for JSON, and words for people, in the order of [`Unapplied`].
-const KINDS: [(&str, &str); 10] = [
+const KINDS: [(&str, &str); 11] = [
     ("owner", "owner or group"),
     ("set_id", "set-id bits, because the owner is another one"),
     ("mode", "permissions"),
@@ -59,6 +61,7 @@ const KINDS: [(&str, &str); 10] = [
     ("socket", "sockets, left out because tar has none"),
     ("link_target", "symbolic links, left out because a metadata dump holds no targets"),
     ("text_list", "access control lists that name users and not their numbers"),
+    ("flags", "flags of files"),
 ];
 
 /// One line of the summary.

@@ -13,10 +13,11 @@ use offshoot_btrfs_format::edit::{ITEM_SIZE, leaf_capacity};
 use offshoot_btrfs_format::encode::dir_entry;
 use offshoot_btrfs_format::{Key, TreeId};
 use offshoot_device::BlockDevice;
-use offshoot_transfer::build::SourceSize;
+use offshoot_transfer::build::{FileProperty, SourceSize};
 use offshoot_vfs::path::{LastLink, at_path, resolve};
 use offshoot_vfs::{
-    self as vfs, EntryPlace, Errno, FileSystem, FileSystemMut, NewFile, Timestamp, Volume,
+    self as vfs, EntryPlace, Errno, FileFlags, FileSystem, FileSystemMut, NewFile, Timestamp,
+    Volume,
 };
 
 use super::storing::Storing;
@@ -24,6 +25,7 @@ use crate::exit::{Result, VerbFailure};
 use crate::output::{Console, Escaped};
 use crate::verbs::build::FreshVolume;
 use crate::verbs::mkfs::NewVolumeArguments;
+use crate::verbs::property::COMPRESSION;
 pub(in crate::verbs) use snapshots::{NewSnapshot, VolumeSnapshots};
 
 /// The least size of a volume: below it the engine finds no room for chunks of a fitting size.
@@ -114,6 +116,39 @@ fn names_of(path: &[u8]) -> impl Iterator<Item = &[u8]> {
 /// Whether both are one path.
 pub(in crate::verbs) fn is_same_path(one: &[u8], other: &[u8]) -> bool {
     names_of(one).eq(names_of(other))
+}
+
+/// The property that an option names, and the path of its file: the path, a colon, and what `btrfs
+/// property` or `chattr` calls it.
+pub(in crate::verbs) fn parse_property(text: &OsStr) -> Result<(&[u8], FileProperty)> {
+    let text = text.as_bytes();
+    let wrong = |what: &str| {
+        let shown = Escaped(text);
+        Err(VerbFailure::Usage(format!("--property {shown}: {what}")))
+    };
+    for (flag, flags) in
+        [(&b":nodatacow"[..], FileFlags::NODATACOW), (b":nocompress", FileFlags::NOCOMPRESS)]
+    {
+        if let Some(path) = text.strip_suffix(flag) {
+            return Ok((path, FileProperty::Flags(flags)));
+        }
+    }
+    let name = b":compression=";
+    let Some(at) = text.windows(name.len()).rposition(|window| window == name) else {
+        return wrong("compression=VALUE, nodatacow or nocompress is expected behind PATH:");
+    };
+    let (path, value) = text.split_at(at);
+    let value = value.get(name.len()..).unwrap_or_default();
+    match value {
+        b"zstd" | b"lzo" | b"zlib" | b"none" | b"no" => {
+            let property = FileProperty::Xattr(COMPRESSION.to_vec(), value.to_vec());
+            Ok((path, property))
+        }
+        _ if [&b"zstd:"[..], b"zlib:"].iter().any(|method| value.starts_with(method)) => {
+            wrong("the property holds no level; --compress gives that of all files")
+        }
+        _ => wrong("compression is zstd, lzo, zlib, none or no"),
+    }
 }
 
 /// Makes the subvolumes, and the directories that lead to them, in an empty volume. What the

@@ -16,7 +16,8 @@ use crate::verbs::mkfs::{NewVolumeArguments, parse_owner};
 
 pub(crate) const BUILD_HELP: &str = "\
 SOURCE is a directory; a tar archive, or - for one on standard input, of any dialect and packed by gzip, zstd, xz, bzip2 or nothing; or a container image: \
-oci:DIRECTORY[:NAME], oci-archive:FILE or docker-archive:FILE, whose layers are put one over the other. \
+oci:DIRECTORY[:NAME], oci-archive:FILE or docker-archive:FILE, whose layers are put one over the other; or a manifest: \
+mtree:FILE[,contents=DIRECTORY] or composefs:FILE[,contents=DIRECTORY], whose files have their data in that directory, and their digests compared. \
 Several are built one over the other, each to the directory that the --to behind it names.
 
 Owners, permissions, devices, extended attributes with ACLs and capabilities, hard links, holes and nanosecond times are as the source has them: no root is needed, and nothing of the host \
@@ -34,9 +35,12 @@ Examples:
   offshoot build root.img --from base.tar --from overlay/ --from modules.tar.xz --to /lib/modules
   zcat rootfs.tar.gz | offshoot build root.img --from - --size 2G
   offshoot build app.img --from oci:image:latest --compress zstd:3
+  offshoot build root.img --from mtree:root.mtree,contents=stage/ --from composefs:app.dump,contents=objects/ --to /app
   offshoot build app.img --format xfs --from docker-archive:app.tar
   offshoot build root.img --from rootfs.tar --subvolume default:/@ --subvolume /@home --snapshot /@:/@fresh
   offshoot build apps.img --from oci:one --to /one --from oci:two --to /two --layers snapshots
+  offshoot build root.img --from rootfs.tar --selinux file_contexts --property /var/log:compression=zstd --property /var/lib/db:nodatacow
+  offshoot build box.img --from rootfs.tar --map-uid 0:100000:65536 --map-gid 0:100000:65536
   offshoot build home.img --from /home --exclude '*.o' --exclude /alice/cache --owner 1000:1000";
 
 #[derive(Args)]
@@ -55,6 +59,22 @@ pub(crate) struct BuildArguments {
     /// The owner of all files, instead of those that the sources say
     #[arg(long, value_name = "UID:GID", value_parser = parse_owner)]
     pub(crate) owner: Option<(u32, u32)>,
+    /// Let users of the sources become others: COUNT numbers from FROM on become those from TO on.
+    /// Others stay
+    #[arg(long, value_name = "FROM:TO[:COUNT]", value_parser = parse_mapped, action = ArgAction::Append)]
+    pub(crate) map_uid: Vec<(u32, u32, u32)>,
+    /// The same for groups
+    #[arg(long, value_name = "FROM:TO[:COUNT]", value_parser = parse_mapped, action = ArgAction::Append)]
+    pub(crate) map_gid: Vec<(u32, u32, u32)>,
+    /// Give all files labels of SELinux, from a file of contexts (file_contexts) as setfiles reads
+    /// it
+    #[arg(long, value_name = "FILE")]
+    pub(crate) selinux: Option<PathBuf>,
+    /// Set a property of the file or directory of btrfs at this path before anything is in it:
+    /// compression=zstd, lzo, zlib, none or no; nodatacow; nocompress. New files inherit those of
+    /// their directory
+    #[arg(long = "property", value_name = "PATH:NAME[=VALUE]", action = ArgAction::Append)]
+    pub(crate) properties: Vec<OsString>,
     /// Make a subvolume of btrfs at this path, for what the sources have there: rw:PATH, ro:PATH,
     /// default:PATH or default-ro:PATH, or PATH alone
     #[arg(long = "subvolume", value_name = "[KIND:]PATH", action = ArgAction::Append)]
@@ -79,6 +99,15 @@ pub(crate) struct BuildArguments {
     pub(crate) volume: NewVolumeArguments,
     #[command(flatten)]
     pub(crate) storing: StoringArguments,
+}
+
+fn parse_mapped(text: &str) -> Result<(u32, u32, u32), String> {
+    let mut numbers = text.split(':').map(str::parse);
+    let range = (numbers.next(), numbers.next(), numbers.next().unwrap_or(Ok(1)), numbers.next());
+    match range {
+        (Some(Ok(from)), Some(Ok(to)), Ok(count), None) => Ok((from, to, count)),
+        _ => Err("numbers are expected, as in 0:100000:65536 or 1000:0".to_owned()),
+    }
 }
 
 fn parse_volume_size(text: &str) -> Result<u64, String> {

@@ -39,8 +39,6 @@ pub(in crate::verbs) struct VolumeFill<'a> {
     pub(in crate::verbs) subvolumes: Vec<NewSubvolume>,
     /// The snapshots that are taken of what was built.
     pub(in crate::verbs) snapshots: Vec<NewSnapshot>,
-    /// The owner of directories that no source describes, root otherwise.
-    pub(in crate::verbs) owner: Option<(u32, u32)>,
     /// The owner of the root directory, instead of that which the sources say.
     pub(in crate::verbs) root_owner: Option<(u32, u32)>,
     pub(in crate::verbs) process: Process,
@@ -92,7 +90,7 @@ impl VolumeFill<'_> {
         expected: Option<u64>,
     ) -> Result<BuildOutcome, TransferFailure> {
         options.xattr_bytes_max = fresh.btrfs.as_ref().map(btrfs::build::xattr_bytes_max);
-        let (uid, gid) = self.owner.unwrap_or((0, 0));
+        let (uid, gid) = options.missing_owner();
         let new = NewFile { permissions: 0o755, uid, gid, umask: None, at: options.at };
         if let Some(tree) = &fresh.btrfs {
             btrfs::build::make_subvolumes(tree, &self.subvolumes, &new)?;

@@ -149,8 +149,8 @@ impl<'a> LayerSnapshots<'a> {
             };
             below = Some(root);
         }
-        let mut way = Builder::new(context, context.fs.root())?;
-        let dir = way.make_way(parent)?;
+        let mut way = Builder::new(context, context.fs.root(), Vec::new())?;
+        let (dir, _) = way.make_way(parent)?;
         way.touch_here();
         let place = EntryPlace { dir, name };
         let made = match below {
@@ -182,8 +182,8 @@ impl<'a> LayerSnapshots<'a> {
         let name = chain_id.hex();
         let path = [DIRECTORY, b"/", name.as_bytes()].concat();
         let fail = |error| at(error, &path);
-        let mut way = Builder::new(context, context.fs.root())?;
-        let dir = way.make_way(DIRECTORY)?;
+        let mut way = Builder::new(context, context.fs.root(), Vec::new())?;
+        let (dir, _) = way.make_way(DIRECTORY)?;
         let place = EntryPlace { dir, name: name.as_bytes() };
         let made = match below {
             Some(below) => self.snapshots.snapshot(below, place, options.at),
@@ -191,7 +191,7 @@ impl<'a> LayerSnapshots<'a> {
         };
         let root = made.map_err(fail)?;
         way.finish()?;
-        let mut builder = Builder::new(context, root)?;
+        let mut builder = Builder::new(context, root, path.clone())?;
         image.read_layer(layer, options, watcher, &mut builder as &mut dyn LayeredSink)?;
         builder.finish()?;
         self.snapshots.make_read_only(root, options.at).map_err(fail)?;
@@ -207,6 +207,6 @@ impl<'a> LayerSnapshots<'a> {
 
 /// The root directory of a tree that no layer describes.
 fn new_root(options: &BuildOptions) -> NewFile {
-    let (uid, gid) = options.owner.unwrap_or((0, 0));
+    let (uid, gid) = options.missing_owner();
     NewFile { permissions: MISSING_PERMISSIONS, uid, gid, umask: None, at: options.at }
 }

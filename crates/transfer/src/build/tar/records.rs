@@ -210,7 +210,7 @@ fn hex(digit: u8) -> Option<u8> {
 }
 
 /// The bytes that base64 stands for; the `=` at its end may be missing.
-fn base64(text: &[u8]) -> Option<Vec<u8>> {
+pub(in crate::build) fn base64(text: &[u8]) -> Option<Vec<u8>> {
     let end = text.iter().rposition(|&byte| byte != b'=').map_or(0, |at| at + 1);
     let mut bytes = Vec::with_capacity(text.len() / 4 * 3);
     for group in text.get(..end)?.chunks(4) {

@@ -86,7 +86,6 @@ pub(super) fn run(
         inputs,
         subvolumes,
         snapshots: Vec::new(),
-        owner: None,
         root_owner: None,
         process,
         console,

@@ -1,0 +1,363 @@
+//! A manifest in the form of mtree(5), as libarchive, the mtree of FreeBSD and that of NetBSD, and
+//! go-mtree write it.
+//!
+//! ```text
+//! #mtree
+//! /set type=file uid=0 gid=0 mode=0644      for all that follow, until /unset
+//! .               type=dir mode=0755
+//!     etc         type=dir mode=0755        a name alone: in the directory of the lines before
+//!         motd    size=7 sha256digest=...
+//!     ..                                    leaves the directory `etc`
+//! ./usr/bin/sh    mode=0755 size=125560     a path: from the top
+//! ```
+//!
+//! | part | what it does |
+//! |---|---|
+//! | [`words`] | words, and the escapes of vis(3) in them |
+//! | [`keywords`] | what keywords say |
+//!
+//! What no keyword says of a file, the one at its path in the directory with the contents says:
+//! type, permissions, owner, time, size, device number and target of a link. Where there is none, a
+//! file belongs to root, has the permissions 0644, a directory 0755, and the time of the build.
+//! Names of users are not looked up: `root` is 0, and the group `wheel`, too.
+//!
+//! Lines are one file if they have the same `inode` and `resdevice`, as libarchive writes them. A
+//! manifest that counts names only (`nlink=2`) says so of the files that are one in the directory
+//! with the contents.
+//!
+//! Each line is a file of its own. A later one for a path counts before those before it, with
+//! nothing of theirs.
+
+mod keywords;
+mod words;
+
+use offshoot_vfs::escape::Escaped;
+use offshoot_vfs::{Attr, FileId, FileType, NewNode, Timestamp};
+
+use super::super::entry::{BuildEntry, EntryKind, EntrySink, NoContents, SourceProblem};
+use super::super::tar::{archived_path, symlink_target};
+use super::ManifestReading;
+use super::contents::ContentsFile;
+use crate::Result;
+use keywords::Keywords;
+use words::{goes_on, unescaped, words};
+
+/// The most that the lines of `/set` may take: each file gets a copy of what they say.
+const SET_BYTES_MAX: usize = 64 << 10;
+
+const FILE_PERMISSIONS: u32 = 0o644;
+const DIRECTORY_PERMISSIONS: u32 = 0o755;
+
+/// Inodes that the manifest numbers, so that they are no others than those of the host.
+const NUMBERED: u64 = 1;
+
+/// Gives `sink` all files of the manifest.
+pub(super) fn read_mtree(reading: ManifestReading<'_>, sink: &mut dyn EntrySink) -> Result {
+    let mut reader =
+        MtreeReader { reading, set: Keywords::default(), directory: Vec::new(), above: Vec::new() };
+    let mut line = Vec::new();
+    while reader.next_line(&mut line)? {
+        reader.reading.require_not_interrupted()?;
+        reader.take_line(&line, sink)?;
+    }
+    Ok(())
+}
+
+/// A line of one file.
+struct MtreeLine {
+    path: Vec<u8>,
+    /// A name alone, which is in the directory of the lines before.
+    is_name: bool,
+    keywords: Keywords,
+}
+
+struct MtreeReader<'a> {
+    reading: ManifestReading<'a>,
+    /// What `/set` says.
+    set: Keywords,
+    /// The path of the directory that names are in.
+    directory: Vec<u8>,
+    /// The lengths of the paths of those above it.
+    above: Vec<usize>,
+}
+
+impl MtreeReader<'_> {
+    /// Reads the next line, with those that it goes on in.
+    fn next_line(&mut self, line: &mut Vec<u8>) -> Result<bool> {
+        let lines = &mut self.reading.lines;
+        let mut read = lines.next_line(line);
+        while let Ok(true) = read
+            && goes_on(line)
+        {
+            if let Some(last) = line.last_mut() {
+                *last = b' ';
+            }
+            read = match lines.read_on(line) {
+                Ok(false) => break,
+                read => read,
+            };
+        }
+        read.map(|is_there| is_there || !line.is_empty())
+            .map_err(|problem| self.reading.at_line(problem))
+    }
+
+    fn take_line(&mut self, line: &[u8], sink: &mut dyn EntrySink) -> Result {
+        let mut words_of = words(line);
+        let taken = match words_of.next() {
+            None => return Ok(()),
+            Some(b"/set") => self.take_set(line.len(), words_of),
+            Some(b"/unset") => {
+                let mut set = std::mem::take(&mut self.set);
+                let unset = words_of.try_for_each(|word| set.unset(word));
+                self.set = set;
+                unset
+            }
+            Some(b"..") => self.leave(),
+            Some(first) if first.starts_with(b"/") => {
+                let what = format!("{} is no command of a manifest", Escaped(first));
+                Err(SourceProblem::Refused(what))
+            }
+            Some(first) => match self.file_line(first, words_of) {
+                Ok(line) => return self.take_file(line, sink),
+                Err(problem) => Err(problem),
+            },
+        };
+        taken.map_err(|problem| self.reading.at_line(problem))
+    }
+
+    fn take_set<'w>(
+        &mut self,
+        line_bytes: usize,
+        mut words: impl Iterator<Item = &'w [u8]>,
+    ) -> Result<(), SourceProblem> {
+        if line_bytes > SET_BYTES_MAX {
+            let what = format!("a /set of more than {} KiB", SET_BYTES_MAX >> 10);
+            return Err(SourceProblem::Refused(what));
+        }
+        let mut set = std::mem::take(&mut self.set);
+        let taken = words.try_for_each(|word| set.take(word));
+        let xattrs: usize = set.xattrs.iter().map(|(name, value)| name.len() + value.len()).sum();
+        if xattrs > SET_BYTES_MAX {
+            let what = format!("/set gives attributes of more than {} KiB", SET_BYTES_MAX >> 10);
+            return Err(SourceProblem::Refused(what));
+        }
+        self.set = set;
+        taken
+    }
+
+    /// Goes to the directory above.
+    fn leave(&mut self) -> Result<(), SourceProblem> {
+        let what = || "one `..` more than there are directories before it".to_owned();
+        let len = self.above.pop().ok_or_else(|| SourceProblem::Refused(what()))?;
+        self.directory.truncate(len);
+        Ok(())
+    }
+
+    /// What the words of a line say. `mtree -D` of NetBSD writes the path last.
+    fn file_line<'w>(
+        &self,
+        first: &'w [u8],
+        rest: impl DoubleEndedIterator<Item = &'w [u8]>,
+    ) -> Result<MtreeLine, SourceProblem> {
+        let mut rest: Vec<&[u8]> = rest.collect();
+        let mut word = first;
+        if is_keyword(first)
+            && let Some(last) = rest.pop_if(|last| !is_keyword(last) && is_path(last))
+        {
+            rest.insert(0, first);
+            word = last;
+        }
+        let wrong = || SourceProblem::Refused(format!("{} is no name", Escaped(word)));
+        let name = unescaped(word).ok_or_else(wrong)?;
+        let is_name = !name.contains(&b'/');
+        let path = if is_name { [&self.directory, &b"/"[..], &name].concat() } else { name };
+        let mut keywords = self.set.clone();
+        rest.into_iter().try_for_each(|word| keywords.take(word))?;
+        Ok(MtreeLine { path: archived_path(&path)?, is_name, keywords })
+    }
+
+    fn take_file(&mut self, line: MtreeLine, sink: &mut dyn EntrySink) -> Result {
+        let MtreeLine { path, is_name, keywords } = line;
+        let found = self.contents_of(&path, &keywords)?;
+        if found.is_none() && keywords.is_optional && self.reading.contents.is_some() {
+            return Ok(());
+        }
+        let keywords = filled(keywords, found.as_ref().map(|found| &found.attr));
+        let entry = self.entry(path, &keywords, found.as_ref());
+        let entry = entry.map_err(|problem| self.reading.at_line(problem))?;
+        if is_name && matches!(entry.kind, EntryKind::Directory) {
+            self.above.push(self.directory.len());
+            self.directory.clone_from(&entry.path);
+        }
+        if self.reading.options.leaves_out_way(&entry.path) {
+            return Ok(());
+        }
+        let EntryKind::Regular { .. } = entry.kind else {
+            return sink.put(entry, &mut NoContents);
+        };
+        self.put_regular(entry, &keywords, found.is_some(), sink)
+    }
+
+    /// The file in the directory with the contents that a line is about.
+    fn contents_of(&self, path: &[u8], keywords: &Keywords) -> Result<Option<ContentsFile>> {
+        let Some(contents) = self.reading.contents else { return Ok(None) };
+        match &keywords.contents {
+            Some(other) => contents.find(other, true),
+            None => contents.find(path, false),
+        }
+    }
+
+    /// The file that a line describes.
+    fn entry(
+        &self,
+        path: Vec<u8>,
+        keywords: &Keywords,
+        found: Option<&ContentsFile>,
+    ) -> Result<BuildEntry, SourceProblem> {
+        let name = Escaped(&path).to_string();
+        let lacks = |what: &str| SourceProblem::Refused(format!("{name}: {what}"));
+        let file_type = keywords.file_type.ok_or_else(|| lacks("a file without a type="))?;
+        let found = found.filter(|found| found.attr.file_type == file_type);
+        let kind = match file_type {
+            FileType::Regular => EntryKind::Regular { size: keywords.size.unwrap_or(0) },
+            FileType::Directory => EntryKind::Directory,
+            FileType::Symlink => {
+                let target = match (&keywords.link, found) {
+                    (Some(target), _) => Some(target.clone()),
+                    (None, Some(found)) => {
+                        Some(found.read_link().map_err(|error| lacks(&error.to_string()))?)
+                    }
+                    (None, None) => None,
+                };
+                let target = target.ok_or_else(|| lacks("a symbolic link without a link="))?;
+                EntryKind::Symlink(symlink_target(target)?)
+            }
+            FileType::CharDevice | FileType::BlockDevice => {
+                let rdev = keywords.device.or(found.map(|found| found.attr.rdev));
+                let rdev = rdev.ok_or_else(|| lacks("a device without a device="))?;
+                EntryKind::Node(NewNode { file_type, rdev })
+            }
+            FileType::Fifo | FileType::Socket => {
+                EntryKind::Node(NewNode { file_type, rdev: (0, 0) })
+            }
+        };
+        let is_owner_given = self.reading.options.owner.is_some();
+        let owner = |number: Option<u32>, name: &Option<Vec<u8>>, key: &str| match (
+            number,
+            name.as_deref(),
+        ) {
+            (Some(number), _) => Ok(number),
+            (None, None | Some(b"root")) => Ok(0),
+            (None, Some(b"wheel")) if key == "gid" => Ok(0),
+            (None, Some(_)) if is_owner_given => Ok(0),
+            (None, Some(name)) => {
+                let name = Escaped(name);
+                Err(lacks(&format!("the number of {name} is not known here: give it as {key}=")))
+            }
+        };
+        let permissions = match file_type {
+            FileType::Directory => DIRECTORY_PERMISSIONS,
+            _ => FILE_PERMISSIONS,
+        };
+        Ok(BuildEntry {
+            kind,
+            permissions: keywords.permissions.unwrap_or(permissions),
+            uid: owner(keywords.uid, &keywords.user, "uid")?,
+            gid: owner(keywords.gid, &keywords.group, "gid")?,
+            mtime: keywords.mtime.unwrap_or(self.reading.options.at),
+            atime: None,
+            xattrs: keywords.xattrs.clone().into_iter().collect(),
+            flags: keywords.flags,
+            has_other_flags: keywords.other_flag,
+            inode: inode(keywords, file_type, found),
+            path,
+        })
+    }
+
+    /// Gives the sink a regular file.
+    fn put_regular(
+        &mut self,
+        entry: BuildEntry,
+        keywords: &Keywords,
+        is_found: bool,
+        sink: &mut dyn EntrySink,
+    ) -> Result {
+        let size = keywords.size.unwrap_or(0);
+        let digests: Vec<_> = keywords.digests.values().cloned().collect();
+        let digests = if keywords.is_unchecked { &[][..] } else { &digests[..] };
+        if size == 0 && !is_found {
+            return self.reading.put_verified(entry, &mut NoContents, digests, 0, sink);
+        }
+        let place = keywords.contents.clone().unwrap_or_else(|| entry.path.clone());
+        self.reading.put_contents(entry, &place, digests, size, sink)
+    }
+}
+
+/// Whether the word says what a keyword is.
+fn is_keyword(word: &[u8]) -> bool {
+    matches!(word, b"optional" | b"nochange" | b"ignore")
+        || word.contains(&b'=') && Keywords::default().take(word).is_ok()
+}
+
+/// Whether the word can only be a path from the top.
+fn is_path(word: &[u8]) -> bool {
+    word == b"." || word.contains(&b'/')
+}
+
+/// What a line says, with what the file in the directory with the contents says where it is silent,
+/// or says that nothing is to be compared.
+fn filled(mut keywords: Keywords, found: Option<&Attr>) -> Keywords {
+    let Some(attr) = found else { return keywords };
+    let file_type = *keywords.file_type.get_or_insert(attr.file_type);
+    if attr.file_type != file_type {
+        return keywords;
+    }
+    if keywords.is_unchecked {
+        let Keywords { permissions, uid, gid, mtime, size, .. } = &mut keywords;
+        (*permissions, *uid, *gid, *mtime, *size) = (None, None, None, None, None);
+        (keywords.user, keywords.group) = (None, None);
+    }
+    keywords.permissions.get_or_insert(attr.permissions);
+    keywords.mtime.get_or_insert(attr.mtime);
+    keywords.size.get_or_insert(attr.size);
+    if keywords.user.is_none() {
+        keywords.uid.get_or_insert(attr.uid);
+    }
+    if keywords.group.is_none() {
+        keywords.gid.get_or_insert(attr.gid);
+    }
+    keywords
+}
+
+/// The inode that a file is a name of, if the manifest says that it has several names.
+fn inode(keywords: &Keywords, file_type: FileType, found: Option<&ContentsFile>) -> Option<Attr> {
+    let has_names = keywords.nlink.is_none_or(|nlink| nlink > 1);
+    if file_type == FileType::Directory || !has_names {
+        return None;
+    }
+    let (file, generation) = match (keywords.inode, keywords.nlink, found) {
+        (Some(ino), ..) => {
+            let (major, minor) = keywords.resident.unwrap_or((0, 0));
+            (FileId { dev: u64::from(major) << 32 | u64::from(minor), ino }, NUMBERED)
+        }
+        (None, Some(_), Some(found)) => (found.attr.file, 0),
+        _ => return None,
+    };
+    let none = Timestamp { secs: 0, nanos: 0 };
+    Some(Attr {
+        file,
+        file_type,
+        permissions: 0,
+        nlink: 2,
+        uid: 0,
+        gid: 0,
+        rdev: (0, 0),
+        size: 0,
+        allocated_bytes: 0,
+        atime: none,
+        mtime: none,
+        ctime: none,
+        btime: none,
+        generation,
+    })
+}
