@@ -469,12 +469,12 @@ pub fn build(
     expected: Option<u64>,
 ) -> Result<BuildOutcome> {
     let problems = Problems::new(watcher);
+    let settings = FileSettings::begin(target.fs, &options.properties, options.at)?;
     let progress = watcher.start_progress("built");
     if let Some(bytes) = expected {
         progress.expect(bytes);
     }
     let counters = TransferCounters::default();
-    let settings = FileSettings::begin(target.fs, &options.properties, options.at)?;
     let mut layers = target.snapshots.filter(|_| options.keeps_layers).map(LayerSnapshots::new);
     let units = options.dedupes.then(|| StoredUnits::new(target.fs)).transpose()?;
     let units = units.map(RefCell::new);

@@ -32,7 +32,7 @@ fn what_manifests_hold(root: &Path) {
     fill::sync(root);
 }
 
-const AT_LEAST: u64 = 700;
+const AT_LEAST: u64 = 350;
 
 /// Builds from the text of a manifest, with the tree that it was made of.
 fn through_manifest(judges: &BuildJudges, source: &Path, manifest: &str) {
@@ -77,7 +77,10 @@ fn manifests_of_netbsd() {
     let args = ["-c", "-k", keys, "-p"].map(OsStr::new);
     let manifest = run("mtree", &[&args[..], &[source.path().as_os_str()]].concat());
     through_manifest(&judges, source.path(), &manifest);
-    // The same with paths, at the beginning of lines and at their end.
+    // The same with paths, at the beginning of lines and at their end. NetBSD itself does not
+    // read all names again that it writes.
+    fs::remove_dir_all(source.path().join("names")).expect("the names go");
+    let manifest = run("mtree", &[&args[..], &[source.path().as_os_str()]].concat());
     fs::write(dir.path().join("m"), manifest).expect("a manifest");
     let path = dir.path().join("m");
     for form in ["-C", "-D"] {
@@ -123,7 +126,8 @@ fn digests_of_fsverity() {
     let mut manifest = "/ 0 40755 2 0 0 0 0.0 - - -\n".to_owned();
     let mut noise = 1_u64;
     // Around one block of data, one block of hashes, and one block of hashes of hashes.
-    let sizes = [0, 1, 4096, 4097, 64 << 12, 128 << 12, (128 << 12) + 1, (128 * 128 << 12) + 4097];
+    let sizes =
+        [0, 1, 4096, 4097, 64 << 12, 128 << 12, (128 << 12) + 1, ((128 * 128) << 12) + 4097];
     for size in sizes {
         let mut data = Vec::with_capacity(size);
         while data.len() < size {

@@ -203,6 +203,24 @@ fn with_subvolumes_and_snapshots() {
     );
 }
 
+/// A manifest, with labels, owners and properties, and equal data stored once.
+#[test]
+fn from_a_manifest() {
+    let dir = scratch_dir();
+    let path = |name: &str| dir.path().join(name);
+    fs::create_dir(path("source")).expect("a directory");
+    tree(&path("source"), LARGE_MIB, 1);
+    library(dir.path());
+    fs::write(path("fc"), "/.* u:r:all:s0\n/d.*/f.* -- u:r:file:s0\n").expect("a file");
+    let manifest = run("mtree", &["-c".as_ref(), "-p".as_ref(), path("source").as_os_str()]);
+    fs::write(path("m"), manifest).expect("a manifest");
+    let options = "--from mtree:m,contents=source --selinux fc --map-uid 0:1000 --dedupe --property \
+                   d1:compression=zstd --property d10:nodatacow --property also-large:nodatacow";
+    for (at, (processors, bound)) in PROCESSORS.into_iter().take(3).enumerate() {
+        compare(dir.path(), options, processors, bound, at == 0);
+    }
+}
+
 #[test]
 fn with_equal_data_stored_once() {
     let Some(judges) = BuildJudges::require() else { return };

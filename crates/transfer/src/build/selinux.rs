@@ -8,8 +8,8 @@
 //!
 //! A line has a regular expression for whole paths, if only files of one type have the label that
 //! type as `ls -l` shows it, and the label. The last line that fits counts. Lines without anything
-//! that is special in an expression count before all others. So it is in libselinux up to 3.7, whose
-//! policies newer ones read, too.
+//! that is special in an expression count before all others. That is the order of libselinux up to
+//! 3.7, and newer versions keep it for the policies that there are.
 //!
 //! Beside FILE are read, as `setfiles` does: `FILE.homedirs` and `FILE.local`, whose lines follow
 //! those of FILE, and `FILE.subs_dist` and `FILE.subs`, which say what the beginning of a path is
@@ -81,8 +81,8 @@ impl FileContexts {
     /// Reads the file at `path`, and what belongs to it.
     ///
     /// # Errors
-    /// When one of them cannot be read, or has a line that is wrong, or an expression with more than
-    /// is known here.
+    /// When one of them cannot be read, or has a line that is wrong, or an expression with more
+    /// than is known here.
     pub fn read(path: &Path) -> Result<Self> {
         let mut contexts = Self::default();
         let beside = |end: &str| {

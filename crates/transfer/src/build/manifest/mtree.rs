@@ -21,9 +21,10 @@
 //! file belongs to root, has the permissions 0644, a directory 0755, and the time of the build.
 //! Names of users are not looked up: `root` is 0, and the group `wheel`, too.
 //!
-//! Lines are one file if they have the same `inode` and `resdevice`, as libarchive writes them. A
-//! manifest that counts names only (`nlink=2`) says so of the files that are one in the directory
-//! with the contents.
+//! Lines are one file if they have the same `inode` and `resdevice`, as libarchive writes them.
+//! Without these, files stay one that are one in the directory with the contents. A line that names
+//! other contents than those at its path is about a file of its own, unless it counts names
+//! (`nlink=2`).
 //!
 //! Each line is a file of its own. A later one for a path counts before those before it, with
 //! nothing of theirs.
@@ -329,19 +330,25 @@ fn filled(mut keywords: Keywords, found: Option<&Attr>) -> Keywords {
     keywords
 }
 
-/// The inode that a file is a name of, if the manifest says that it has several names.
+/// The inode that a file is a name of, if it has several names.
 fn inode(keywords: &Keywords, file_type: FileType, found: Option<&ContentsFile>) -> Option<Attr> {
     let has_names = keywords.nlink.is_none_or(|nlink| nlink > 1);
     if file_type == FileType::Directory || !has_names {
         return None;
     }
-    let (file, generation) = match (keywords.inode, keywords.nlink, found) {
-        (Some(ino), ..) => {
+    let (file, generation) = match (keywords.inode, found) {
+        (Some(ino), _) => {
             let (major, minor) = keywords.resident.unwrap_or((0, 0));
             (FileId { dev: u64::from(major) << 32 | u64::from(minor), ino }, NUMBERED)
         }
-        (None, Some(_), Some(found)) => (found.attr.file, 0),
-        _ => return None,
+        (None, Some(found)) => {
+            let is_own = keywords.contents.is_none() && found.attr.nlink > 1;
+            if keywords.nlink.is_none() && !is_own {
+                return None;
+            }
+            (found.attr.file, 0)
+        }
+        (None, None) => return None,
     };
     let none = Timestamp { secs: 0, nanos: 0 };
     Some(Attr {

@@ -155,6 +155,15 @@ fn several_lines_are_one_file_where_the_manifest_says_so() {
          s -> x\nt -> x\n"
     );
     assert_eq!(site.attr("/s").file, site.attr("/t").file);
+    // What the manifest does not count, the directory says, but not of other contents.
+    let other = BuildSite::new();
+    let source = manifest(&other, "hello\nhard\nown nlink=1\ncopy contents=hard\n");
+    for name in ["hard", "own"] {
+        let path = |name: &str| other.path("contents").join(name);
+        fs::hard_link(path("hello"), path(name)).expect("a link");
+    }
+    other.build_with(&BuildOptions::new(AT), vec![(source, "")]).expect("a build");
+    assert_eq!(other.shown(), "copy x1 hello\nhard x2 hello\nhello x2 hello\nown x1 hello\n");
     // The digest of a further name is compared, too.
     let wrong = format!(
         "{text}g type=file contents=hello inode=7 resdevice=native,8,1 size=5 \
