@@ -110,10 +110,10 @@ fn contents_are_compared() {
     fs::remove_file(dir.path().join("top/f")).expect("the file goes");
     let said = fails(dir.path(), &line, 1);
     assert!(said.contains("m: f: its data is not in the directory top"), "{said}");
-    // Names of users are not looked up.
+    // Names of users are not those of the host.
     fs::write(dir.path().join("m"), "f type=file size=0 uname=lisa\n").expect("a manifest");
     let said = fails(dir.path(), &line, 1);
-    assert!(said.contains("the number of lisa is not known here"), "{said}");
+    assert!(said.contains("the number of lisa is not known"), "{said}");
     does(dir.path(), &format!("{line} --owner 5:6"));
 }
 

@@ -15,11 +15,12 @@
 //! |---|---|
 //! | [`words`] | words, and the escapes of vis(3) in them |
 //! | [`keywords`] | what keywords say |
+//! | [`accounts`] | the numbers of users and groups that have only names |
 //!
 //! What no keyword says of a file, the one at its path in the directory with the contents says:
 //! type, permissions, owner, time, size, device number and target of a link. Where there is none, a
 //! file belongs to root, has the permissions 0644, a directory 0755, and the time of the build.
-//! Names of users are not looked up: `root` is 0, and the group `wheel`, too.
+//! Names of users and groups count where there are no numbers.
 //!
 //! Lines are one file if they have the same `inode` and `resdevice`, as libarchive writes them.
 //! Without these, files stay one that are one in the directory with the contents. A line that names
@@ -29,6 +30,7 @@
 //! Each line is a file of its own. A later one for a path counts before those before it, with
 //! nothing of theirs.
 
+mod accounts;
 mod keywords;
 mod words;
 
@@ -40,6 +42,7 @@ use super::super::tar::{archived_path, symlink_target};
 use super::ManifestReading;
 use super::contents::ContentsFile;
 use crate::Result;
+use accounts::{AccountNames, AccountType};
 use keywords::Keywords;
 use words::{goes_on, unescaped, words};
 
@@ -54,8 +57,14 @@ const NUMBERED: u64 = 1;
 
 /// Gives `sink` all files of the manifest.
 pub(super) fn read_mtree(reading: ManifestReading<'_>, sink: &mut dyn EntrySink) -> Result {
-    let mut reader =
-        MtreeReader { reading, set: Keywords::default(), directory: Vec::new(), above: Vec::new() };
+    let mut reader = MtreeReader {
+        reading,
+        set: Keywords::default(),
+        directory: Vec::new(),
+        above: Vec::new(),
+        users: None,
+        groups: None,
+    };
     let mut line = Vec::new();
     while reader.next_line(&mut line)? {
         reader.reading.require_not_interrupted()?;
@@ -80,6 +89,9 @@ struct MtreeReader<'a> {
     directory: Vec<u8>,
     /// The lengths of the paths of those above it.
     above: Vec<usize>,
+    /// The numbers of names, once a line needs them.
+    users: Option<AccountNames>,
+    groups: Option<AccountNames>,
 }
 
 impl MtreeReader<'_> {
@@ -184,8 +196,7 @@ impl MtreeReader<'_> {
             return Ok(());
         }
         let keywords = filled(keywords, found.as_ref().map(|found| &found.attr));
-        let entry = self.entry(path, &keywords, found.as_ref());
-        let entry = entry.map_err(|problem| self.reading.at_line(problem))?;
+        let entry = self.entry(path, &keywords, found.as_ref())?;
         if is_name && matches!(entry.kind, EntryKind::Directory) {
             self.above.push(self.directory.len());
             self.directory.clone_from(&entry.path);
@@ -210,69 +221,65 @@ impl MtreeReader<'_> {
 
     /// The file that a line describes.
     fn entry(
-        &self,
+        &mut self,
         path: Vec<u8>,
         keywords: &Keywords,
         found: Option<&ContentsFile>,
-    ) -> Result<BuildEntry, SourceProblem> {
-        let name = Escaped(&path).to_string();
-        let lacks = |what: &str| SourceProblem::Refused(format!("{name}: {what}"));
-        let file_type = keywords.file_type.ok_or_else(|| lacks("a file without a type="))?;
-        let found = found.filter(|found| found.attr.file_type == file_type);
-        let kind = match file_type {
-            FileType::Regular => EntryKind::Regular { size: keywords.size.unwrap_or(0) },
-            FileType::Directory => EntryKind::Directory,
-            FileType::Symlink => {
-                let target = match (&keywords.link, found) {
-                    (Some(target), _) => Some(target.clone()),
-                    (None, Some(found)) => {
-                        Some(found.read_link().map_err(|error| lacks(&error.to_string()))?)
-                    }
-                    (None, None) => None,
-                };
-                let target = target.ok_or_else(|| lacks("a symbolic link without a link="))?;
-                EntryKind::Symlink(symlink_target(target)?)
-            }
-            FileType::CharDevice | FileType::BlockDevice => {
-                let rdev = keywords.device.or(found.map(|found| found.attr.rdev));
-                let rdev = rdev.ok_or_else(|| lacks("a device without a device="))?;
-                EntryKind::Node(NewNode { file_type, rdev })
-            }
-            FileType::Fifo | FileType::Socket => {
-                EntryKind::Node(NewNode { file_type, rdev: (0, 0) })
-            }
+    ) -> Result<BuildEntry> {
+        let at_file = |reading: &ManifestReading<'_>, problem: SourceProblem| {
+            let problem = SourceProblem::Refused(format!("{}: {problem}", Escaped(&path)));
+            reading.at_line(problem)
         };
-        let is_owner_given = self.reading.options.owner.is_some();
-        let owner = |number: Option<u32>, name: &Option<Vec<u8>>, key: &str| match (
-            number,
-            name.as_deref(),
-        ) {
-            (Some(number), _) => Ok(number),
-            (None, None | Some(b"root")) => Ok(0),
-            (None, Some(b"wheel")) if key == "gid" => Ok(0),
-            (None, Some(_)) if is_owner_given => Ok(0),
-            (None, Some(name)) => {
-                let name = Escaped(name);
-                Err(lacks(&format!("the number of {name} is not known here: give it as {key}=")))
-            }
+        let kind = kind(keywords, found).map_err(|problem| at_file(&self.reading, problem))?;
+        let (user, group) = (keywords.user.as_deref(), keywords.group.as_deref());
+        let uid = match (keywords.uid, user) {
+            (Some(uid), _) => Ok(uid),
+            (None, Some(name)) => self.number(AccountType::User, name)?,
+            (None, None) => Ok(0),
         };
-        let permissions = match file_type {
-            FileType::Directory => DIRECTORY_PERMISSIONS,
+        let gid = match (keywords.gid, group) {
+            (Some(gid), _) => Ok(gid),
+            (None, Some(name)) => self.number(AccountType::Group, name)?,
+            (None, None) => Ok(0),
+        };
+        let permissions = match kind {
+            EntryKind::Directory => DIRECTORY_PERMISSIONS,
             _ => FILE_PERMISSIONS,
         };
         Ok(BuildEntry {
-            kind,
             permissions: keywords.permissions.unwrap_or(permissions),
-            uid: owner(keywords.uid, &keywords.user, "uid")?,
-            gid: owner(keywords.gid, &keywords.group, "gid")?,
+            uid: uid.map_err(|problem| at_file(&self.reading, problem))?,
+            gid: gid.map_err(|problem| at_file(&self.reading, problem))?,
             mtime: keywords.mtime.unwrap_or(self.reading.options.at),
             atime: None,
             xattrs: keywords.xattrs.clone().into_iter().collect(),
             flags: keywords.flags,
             has_other_flags: keywords.other_flag,
-            inode: inode(keywords, file_type, found),
+            inode: inode(keywords, &kind, found),
+            kind,
             path,
         })
+    }
+
+    /// The number of a user or a group that has only a name.
+    fn number(
+        &mut self,
+        account_type: AccountType,
+        name: &[u8],
+    ) -> Result<Result<u32, SourceProblem>> {
+        // All files get another owner.
+        if self.reading.options.owner.is_some() {
+            return Ok(Ok(0));
+        }
+        let names = match account_type {
+            AccountType::User => &mut self.users,
+            AccountType::Group => &mut self.groups,
+        };
+        let names = match names {
+            Some(names) => names,
+            none => none.insert(AccountNames::read(account_type, self.reading.contents)?),
+        };
+        Ok(names.number(name))
     }
 
     /// Gives the sink a regular file.
@@ -292,6 +299,33 @@ impl MtreeReader<'_> {
         let place = keywords.contents.clone().unwrap_or_else(|| entry.path.clone());
         self.reading.put_contents(entry, &place, digests, size, sink)
     }
+}
+
+/// What a line describes.
+fn kind(keywords: &Keywords, found: Option<&ContentsFile>) -> Result<EntryKind, SourceProblem> {
+    let lacks = |what: &str| SourceProblem::Refused(what.to_owned());
+    let file_type = keywords.file_type.ok_or_else(|| lacks("a file without a type="))?;
+    let found = found.filter(|found| found.attr.file_type == file_type);
+    Ok(match file_type {
+        FileType::Regular => EntryKind::Regular { size: keywords.size.unwrap_or(0) },
+        FileType::Directory => EntryKind::Directory,
+        FileType::Symlink => {
+            let target = match (&keywords.link, found) {
+                (Some(target), _) => target.clone(),
+                (None, Some(found)) => {
+                    found.read_link().map_err(|error| SourceProblem::Failed(error.to_string()))?
+                }
+                (None, None) => return Err(lacks("a symbolic link without a link=")),
+            };
+            EntryKind::Symlink(symlink_target(target)?)
+        }
+        FileType::CharDevice | FileType::BlockDevice => {
+            let rdev = keywords.device.or(found.map(|found| found.attr.rdev));
+            let rdev = rdev.ok_or_else(|| lacks("a device without a device="))?;
+            EntryKind::Node(NewNode { file_type, rdev })
+        }
+        FileType::Fifo | FileType::Socket => EntryKind::Node(NewNode { file_type, rdev: (0, 0) }),
+    })
 }
 
 /// Whether the word says what a keyword is.
@@ -331,11 +365,13 @@ fn filled(mut keywords: Keywords, found: Option<&Attr>) -> Keywords {
 }
 
 /// The inode that a file is a name of, if it has several names.
-fn inode(keywords: &Keywords, file_type: FileType, found: Option<&ContentsFile>) -> Option<Attr> {
+fn inode(keywords: &Keywords, kind: &EntryKind, found: Option<&ContentsFile>) -> Option<Attr> {
+    let file_type = keywords.file_type?;
     let has_names = keywords.nlink.is_none_or(|nlink| nlink > 1);
-    if file_type == FileType::Directory || !has_names {
+    if matches!(kind, EntryKind::Directory) || !has_names {
         return None;
     }
+    let found = found.filter(|found| found.attr.file_type == file_type);
     let (file, generation) = match (keywords.inode, found) {
         (Some(ino), _) => {
             let (major, minor) = keywords.resident.unwrap_or((0, 0));

@@ -2,6 +2,8 @@
 
 use std::fs;
 
+use offshoot_vfs::FileFlags;
+
 use super::*;
 
 /// A manifest of go-mtree, which calls SHA-512/256 by the name of SHA-512.
@@ -235,7 +237,7 @@ fn hostile_manifests() {
     refuses("a type=char\n", "line 1: a: a device without a device=");
     refuses("a type=link\n", "a: a symbolic link without a link=");
     refuses("a mode=0644\n", "a: a file without a type=");
-    refuses("a type=dir uname=lisa\n", "the number of lisa is not known here: give it as uid=");
+    refuses("a type=dir uname=lisa\n", "the number of lisa is not known: give it as uid=");
     refuses(&format!("{}a type=dir\n", "d/".repeat(2048)), "a path of more than 2048 names");
     refuses(&format!("/set uname={}\n", "x".repeat(70_000)), "a /set of more than 64 KiB");
     // A line that does not end.
@@ -245,6 +247,64 @@ fn hostile_manifests() {
     assert!(
         failure.expect_err("a line").to_string().contains("line 1: a line of more than 24 MiB")
     );
+}
+
+/// Names are those of the system that is built, and not of the host.
+#[test]
+fn names_of_users_are_those_of_the_contents() {
+    let site = BuildSite::new();
+    let text = "./a type=dir uname=lisa gname=wheel\n./b type=dir uname=root gname=staff uid=7\n\
+                ./c type=dir uname=toor gname=lisa\n";
+    let source = manifest(&site, text);
+    fs::create_dir(site.path("contents/etc")).expect("a directory");
+    let write = |name: &str, text: &str| {
+        fs::write(site.path("contents/etc").join(name), text).expect("a file");
+    };
+    write("passwd", "# users\nroot:*:0:0::/root:\nlisa:x:1001:100::/:\nlisa:x:5:5::/:\nodd:x\n");
+    write("master.passwd", "toor:*:9:0::0:0::/root:\nlisa:*:6:6::0:0::/:\n");
+    write("group", "wheel:*:10:root\nstaff:*:20:\nlisa:*:1002:\n");
+    site.build_with(&BuildOptions::new(AT), vec![(source, "")]).expect("a build");
+    let owner = |path| (site.attr(path).uid, site.attr(path).gid);
+    assert_eq!((owner("/a"), owner("/b"), owner("/c")), ((1001, 10), (7, 20), (9, 1002)));
+    refuses(
+        "a type=dir gname=lisa\n",
+        "line 1: a: the number of lisa is not known: give it as gid=",
+    );
+    let mut options = BuildOptions::new(AT);
+    options.owner = Some((3, 4));
+    let source = manifest(&site, "d type=dir uname=nobody gname=nobody\n");
+    site.build_with(&options, vec![(source, "")]).expect("a build");
+    assert_eq!(owner("/d"), (3, 4));
+}
+
+/// Flags that forbid changes are set in the end, on what is there then.
+#[test]
+fn files_that_cannot_be_changed_are_replaced_before() {
+    let site = BuildSite::new();
+    let first = manifest(
+        &site,
+        "hello type=file flags=schg\nkept type=file size=0 flags=uappnd\n\
+         sub type=dir flags=schg\nworld\n",
+    );
+    let over = site.archive(&[file("hello", "later"), file("sub/more", "more")]);
+    let mut options = BuildOptions::new(AT);
+    options.add_property(b"/sub/./", FileProperty::Flags(FileFlags::NODUMP)).expect("a property");
+    options.add_property(b"sub", FileProperty::Flags(FileFlags::SYNC)).expect_err("two");
+    site.build_with(&options, vec![(first, ""), (over, "")]).expect("a build");
+    let flags = |path: &str| {
+        let file = resolve(&site.model, path.as_bytes(), LastLink::Keep).expect("a file");
+        site.model.flags(file).expect("flags").to_string()
+    };
+    assert_eq!((flags("/hello"), flags("/kept")), (String::new(), "a".to_owned()));
+    assert!(flags("/sub").contains('i'));
+    assert_eq!(
+        site.shown(),
+        "hello x1 later\nkept x1 \nsub /\nsub/more x1 more\nsub/world x1 world\n"
+    );
+    options.add_property(b"none", FileProperty::Flags(FileFlags::SYNC)).expect("a property");
+    let source = site.archive(&[file("a", "")]);
+    let failure = BuildSite::new().build_with(&options, vec![(source, "")]).expect_err("no file");
+    assert!(failure.to_string().contains("/none: it has a property, and nothing"), "{failure}");
 }
 
 #[test]
