@@ -8,9 +8,14 @@ use std::path::Path;
 use offshoot_testkit::run::{command, run, try_run};
 use offshoot_testkit::scratch_dir;
 
+use super::other_program::copy_program;
 use super::{BuildJudges, check, does, fails, format_name, on_both};
 
-on_both!(labels_are_those_of_setfiles, owners_become_others);
+on_both!(
+    labels_are_those_of_setfiles,
+    owners_become_others,
+    the_root_of_a_new_volume_is_its_makers,
+);
 
 /// The policy of Debian, where it is installed.
 const POLICY: &str = "/etc/selinux/default/contexts/files/file_contexts";
@@ -196,6 +201,38 @@ fn owners_become_others() {
         assert!(said_now.contains(said), "{said_now}");
     }
     fails(dir.path(), "build w.img --from top --map-uid 1", 2);
+}
+
+/// An ordinary user can write in the volume that he made with `mkfs`, and builds one of root.
+fn the_root_of_a_new_volume_is_its_makers() {
+    let Some(judges) = BuildJudges::require() else { return };
+    let dir = scratch_dir();
+    let program = copy_program(dir.path());
+    fs::create_dir(dir.path().join("top")).expect("a directory");
+    run("chown", &["-R".as_ref(), "65534:65533".as_ref(), dir.path().as_os_str()]);
+    let as_user = |line: &str| {
+        let user = ["--reuid=65534", "--regid=65533", "--clear-groups"];
+        let mut words: Vec<&str> = line.split(' ').collect();
+        words.extend(["--format", format_name()]);
+        let output = command("setpriv")
+            .args(user)
+            .arg(&program)
+            .args(words)
+            .current_dir(dir.path())
+            .output()
+            .expect("setpriv starts");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{line}: {said}");
+        let mount = judges.mount(&dir.path().join("v.img"));
+        let metadata = fs::metadata(mount.path()).expect("the root");
+        (metadata.uid(), metadata.gid())
+    };
+    assert_eq!(as_user("mkfs v.img --size 320M"), (65534, 65533));
+    assert_eq!(as_user("mkfs v.img --force --root-owner 0:7"), (0, 7));
+    assert_eq!(as_user("build v.img --force --from top --to /x"), (0, 0));
+    let line = "build v.img --force --from top --root-owner 5:6 --map-uid 0:9";
+    assert_eq!(as_user(line), (5, 6));
+    assert_eq!(as_user("build v.img --force --from top --to /x --map-uid 0:9"), (9, 0));
 }
 
 /// Properties are those that `btrfs property` and `chattr` set, and files inherit them.

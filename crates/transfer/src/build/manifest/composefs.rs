@@ -25,6 +25,7 @@ use super::super::tar::{archived_path, symlink_target};
 use super::super::verity::VerityHash;
 use super::ManifestReading;
 use super::digest::{DigestKind, ExpectedDigest};
+use super::lines::WORDS_MAX;
 use crate::Result;
 
 /// Gives `sink` all files of the manifest.
@@ -117,7 +118,11 @@ fn composefs_file(line: &[u8]) -> Result<ComposefsFile, SourceProblem> {
     let payload = optional(next("PAYLOAD")?)?;
     let inline = optional(next("CONTENT")?)?;
     let digest = optional(next("DIGEST")?)?;
-    let xattrs = fields.map(xattr).collect::<Result<Vec<_>, _>>()?;
+    let xattrs = fields.by_ref().take(WORDS_MAX).map(xattr).collect::<Result<Vec<_>, _>>()?;
+    if fields.next().is_some() {
+        let what = format!("a line of more than {WORDS_MAX} attributes");
+        return Err(SourceProblem::Refused(what));
+    }
 
     let file_type = FileType::from_mode(mode).filter(|_| mode <= 0o177_777);
     let file_type = file_type.ok_or_else(|| {

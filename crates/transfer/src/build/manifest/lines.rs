@@ -9,6 +9,9 @@ use super::super::unpack::ArchiveInput;
 /// of one file that an archive may have are within it.
 const LINE_BYTES_MAX: usize = 24 << 20;
 
+/// The most words of a line. Each extended attribute is one.
+pub(super) const WORDS_MAX: usize = 1 << 16;
+
 /// How much is read at once.
 const BUFFER_BYTES: usize = 256 << 10;
 

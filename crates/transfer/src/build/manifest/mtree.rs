@@ -41,6 +41,7 @@ use super::super::entry::{BuildEntry, EntryKind, EntrySink, NoContents, SourcePr
 use super::super::tar::{archived_path, symlink_target};
 use super::ManifestReading;
 use super::contents::ContentsFile;
+use super::lines::WORDS_MAX;
 use crate::Result;
 use accounts::{AccountNames, AccountType};
 use keywords::Keywords;
@@ -48,6 +49,9 @@ use words::{goes_on, unescaped, words};
 
 /// The most that the lines of `/set` may take: each file gets a copy of what they say.
 const SET_BYTES_MAX: usize = 64 << 10;
+
+/// The most directories that names may be in, one in the other. `.` is the one that it is in.
+const DEPTH_MAX: usize = 4096;
 
 const FILE_PERMISSIONS: u32 = 0o644;
 const DIRECTORY_PERMISSIONS: u32 = 0o755;
@@ -166,13 +170,27 @@ impl MtreeReader<'_> {
         Ok(())
     }
 
+    /// Goes into the directory `path`.
+    fn enter(&mut self, path: &[u8]) -> Result<(), SourceProblem> {
+        if self.above.len() == DEPTH_MAX {
+            let what = format!("more than {DEPTH_MAX} directories without their `..`");
+            return Err(SourceProblem::Refused(what));
+        }
+        self.above.push(self.directory.len());
+        self.directory = path.to_vec();
+        Ok(())
+    }
+
     /// What the words of a line say. `mtree -D` of NetBSD writes the path last.
     fn file_line<'w>(
         &self,
         first: &'w [u8],
         rest: impl DoubleEndedIterator<Item = &'w [u8]>,
     ) -> Result<MtreeLine, SourceProblem> {
-        let mut rest: Vec<&[u8]> = rest.collect();
+        let mut rest: Vec<&[u8]> = rest.take(WORDS_MAX + 1).collect();
+        if rest.len() > WORDS_MAX {
+            return Err(SourceProblem::Refused(format!("a line of more than {WORDS_MAX} words")));
+        }
         let mut word = first;
         if is_keyword(first)
             && let Some(last) = rest.pop_if(|last| !is_keyword(last) && is_path(last))
@@ -198,8 +216,7 @@ impl MtreeReader<'_> {
         let keywords = filled(keywords, found.as_ref().map(|found| &found.attr));
         let entry = self.entry(path, &keywords, found.as_ref())?;
         if is_name && matches!(entry.kind, EntryKind::Directory) {
-            self.above.push(self.directory.len());
-            self.directory.clone_from(&entry.path);
+            self.enter(&entry.path).map_err(|problem| self.reading.at_line(problem))?;
         }
         if self.reading.options.leaves_out_way(&entry.path) {
             return Ok(());

@@ -240,6 +240,8 @@ fn hostile_manifests() {
     refuses("a type=dir uname=lisa\n", "the number of lisa is not known: give it as uid=");
     refuses(&format!("{}a type=dir\n", "d/".repeat(2048)), "a path of more than 2048 names");
     refuses(&format!("/set uname={}\n", "x".repeat(70_000)), "a /set of more than 64 KiB");
+    refuses(&". type=dir\n".repeat(5000), "line 4097: more than 4096 directories");
+    refuses(&format!("a type=dir {}", "optional ".repeat(70_000)), "more than 65536 words");
     // A line that does not end.
     let site = BuildSite::new();
     let source = manifest(&site, &format!("a type=dir {}", "optional ".repeat(3 << 20)));
@@ -433,4 +435,6 @@ fn hostile_composefs_manifests() {
     ] {
         refuses(&format!("{TOP}{line}\n"), said);
     }
+    let many = "/a 0 100644 1 0 0 0 0.0 - - -".to_owned() + &" user.a=b".repeat(70_000);
+    refuses(&format!("{TOP}{many}\n"), "a line of more than 65536 attributes");
 }
