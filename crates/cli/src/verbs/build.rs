@@ -76,8 +76,8 @@ pub(super) fn run(
         return Err(VerbFailure::Usage(format!("XFS volumes have no {option}")));
     }
     if keeps_layers {
-        place_trees(&mut inputs, &mut subvolumes)?;
         arguments.require_no_shapes()?;
+        place_trees(&mut inputs, &mut subvolumes)?;
     }
     let mut options = arguments.build_options(fill_options()?)?;
     let owner = arguments.volume.root_owner.unwrap_or_else(|| options.missing_owner());

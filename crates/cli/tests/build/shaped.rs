@@ -312,6 +312,11 @@ fn properties() {
         ("--property log:nodatacow --property /log:nocompress", 1, "it is given two properties"),
         ("--property ../x:nodatacow", 1, "leads upwards"),
         ("--property none:nodatacow", 1, "/none: it has a property, and nothing was made"),
+        (
+            "--property log:nodatacow --layers snapshots",
+            2,
+            "layers as snapshots have no --property yet: leave out --layers",
+        ),
         ("--property log:nodatacow --format xfs", 2, "XFS volumes have no --property"),
     ] {
         let said_now = fails(dir.path(), &format!("build w.img --from top {options}"), status);
