@@ -101,6 +101,10 @@ pub trait Delegate: Send + Sync + fmt::Debug {
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
         self.inner().discard(offset, len)
     }
+
+    fn resize(&self, size_bytes: u64) -> io::Result<()> {
+        self.inner().resize(size_bytes)
+    }
 }
 
 impl<D: Delegate> BlockDevice for D {
@@ -146,5 +150,9 @@ impl<D: Delegate> BlockDevice for D {
 
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
         Delegate::discard(self, offset, len)
+    }
+
+    fn resize(&self, size_bytes: u64) -> io::Result<()> {
+        Delegate::resize(self, size_bytes)
     }
 }

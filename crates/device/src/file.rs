@@ -23,9 +23,9 @@
 //!
 //! # Invariants
 //!
-//! 1. The size is fixed when the device is opened, and no request changes it. The exception is a
-//!    device that [grows](FileDevice::growing), as the file of a disk image must: its size only
-//!    rises.
+//! 1. The size is fixed when the device is opened, and no request for bytes changes it. The
+//!    exceptions are a device that [grows](FileDevice::growing), as the file of a disk image must:
+//!    its size only rises; and [`resize`](BlockDevice::resize).
 //! 2. After a flush failed, every later flush fails too. The host reports lost pages once and then
 //!    takes them for clean, so a later success would be a lie.
 
@@ -395,6 +395,34 @@ impl BlockDevice for FileDevice {
             Errno::OPNOTSUPP | Errno::NOSYS => io::Error::new(io::ErrorKind::Unsupported, errno),
             other => other.into(),
         })
+    }
+
+    fn resize(&self, size_bytes: u64) -> io::Result<()> {
+        if !self.is_writable {
+            return Err(Errno::ROFS.into());
+        }
+        if self.is_block_device {
+            // No request uses the position.
+            let now = (&self.file).seek(SeekFrom::End(0))?;
+            self.size_bytes.store(now, Ordering::Release);
+            if now < size_bytes {
+                let what = format!("the block device has {now} bytes");
+                return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+            }
+            return Ok(());
+        }
+        let _pass = self.pass()?;
+        let grows = size_bytes > self.size_bytes();
+        match self.file.set_len(size_bytes) {
+            // In the sandbox of a mount, only a write makes a file longer.
+            Err(error) if grows && error.kind() == io::ErrorKind::PermissionDenied => {
+                write_all(&self.file, size_bytes - 1, &[IoSlice::new(&[0])])?;
+            }
+            result => result?,
+        }
+        self.size_bytes.store(size_bytes, Ordering::Release);
+        self.is_resized.store(true, Ordering::Release);
+        Ok(())
     }
 }
 

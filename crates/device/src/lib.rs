@@ -169,6 +169,19 @@ pub trait BlockDevice: Send + Sync + fmt::Debug {
     /// As [`write_at`](Self::write_at); of kind [`Unsupported`](io::ErrorKind::Unsupported)
     /// when the host cannot do it.
     fn discard(&self, offset: u64, len: u64) -> io::Result<()>;
+
+    /// Makes the device `size_bytes` long. New bytes read as zeros, and bytes behind the new end
+    /// are lost. The next [`flush`](Self::flush) makes the new size durable. The caller makes no
+    /// request meanwhile that reaches behind the new end.
+    ///
+    /// # Errors
+    /// Those of the host; of kind [`Unsupported`](io::ErrorKind::Unsupported) for a device whose
+    /// size is fixed. A block device of the host has the size that the host gives it, so this only
+    /// looks whether that is enough.
+    fn resize(&self, size_bytes: u64) -> io::Result<()> {
+        let _ = size_bytes;
+        Err(io::Error::new(io::ErrorKind::Unsupported, "its size is fixed"))
+    }
 }
 
 /// The range of a request, if it lies inside a device of `size_bytes`.
