@@ -16,6 +16,7 @@ mod ordered;
 mod pack;
 mod pieces;
 mod prealloc;
+mod relocate;
 mod scratch;
 mod share;
 mod shift;
@@ -59,6 +60,7 @@ pub(crate) use pack::{
 pub(crate) use pieces::extent_len;
 use pieces::{Decode, PieceSource, Pieces, ReadPiece};
 pub(crate) use prealloc::{first_gap, preallocate};
+pub(crate) use relocate::{copy_extents, store_moved_sums};
 use scratch::{ExtentBytes, with_scratch};
 pub(crate) use share::share;
 pub(crate) use shift::shift;

@@ -28,12 +28,14 @@ pub(crate) const DISCARD: &str = "btrfs::discard";
 pub(crate) const ORPHANS: &str = "btrfs::orphans";
 /// Deleted subvolumes that are dropped.
 pub(crate) const DROP: &str = "btrfs::drop";
+/// Block groups that are emptied, and members that get another size.
+pub(crate) const RELOCATE: &str = "btrfs::relocate";
 /// Every [`VolumeReport`](crate::VolumeReport).
 pub(crate) const REPORT: &str = "btrfs::report";
 
 /// The targets of all `tracing` events of this crate.
 pub const EVENT_TARGETS: &[&str] =
-    &[OPEN, DEVICE, COMMIT, RECLAIM, LOG, WRITEBACK, DISCARD, ORPHANS, DROP, REPORT];
+    &[OPEN, DEVICE, COMMIT, RECLAIM, LOG, WRITEBACK, DISCARD, ORPHANS, DROP, RELOCATE, REPORT];
 
 /// The time, if events of this target and level are recorded.
 macro_rules! clock {

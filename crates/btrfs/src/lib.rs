@@ -88,6 +88,7 @@ pub use transaction::Base;
 pub use tree::{Cursor, TreeRoot};
 #[doc(hidden)]
 pub use tree::{Latching, UnlockTime};
+pub use upkeep::Resized;
 
 // The rooms name these by `crate::`, like the lowest rooms.
 use offshoot_kit::{cores, counter, ranges, shared, spread, sync};

@@ -33,6 +33,7 @@ pub(crate) mod chunk_plan;
 #[cfg(test)]
 mod cost_tests;
 mod discard;
+mod drain;
 #[cfg(test)]
 mod foreign_tests;
 mod free_space;
@@ -51,6 +52,7 @@ mod stats;
 mod tests;
 mod tickets;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -68,7 +70,9 @@ use chunk_plan::MemberSpace;
 pub(crate) use chunk_plan::RESERVED_BYTES;
 use discard::Freed;
 pub(crate) use discard::PIECE_BYTES;
+pub(crate) use drain::KeptGroups;
 use free_space::{Fit, least_rank};
+pub(crate) use free_space_tree::edits_of_shortened;
 use groups::{BlockGroups, GroupKind, GroupSums};
 use ledger::Ledger;
 pub(crate) use ledger::{HighWater, Kept, KeptAs, Promise, Reservation};
@@ -134,6 +138,10 @@ pub(crate) struct Space {
     pub(crate) chunk_lock: Mutex<()>,
     /// The space of every member, once it is loaded. Changed by a thread that has the chunk lock.
     pub(crate) member_spaces: Mutex<Option<Vec<MemberSpace>>>,
+    /// For members that become smaller, how many bytes of them new chunks may use.
+    member_limits: Mutex<BTreeMap<usize, u64>>,
+    /// How many threads are about to fill empty block groups.
+    keeps_empty: NonNegativeCounter,
     outside: discard::Outside,
     /// The ranges to be discarded; `None` when the volume does not discard.
     freed: Mutex<Option<Freed>>,
@@ -272,6 +280,8 @@ impl Space {
             allocated: Allocated::new(storage.members()),
             chunk_lock: Mutex::new(()),
             member_spaces: Mutex::new(None),
+            member_limits: Mutex::default(),
+            keeps_empty: NonNegativeCounter::new("reasons to keep empty block groups", &stop),
             outside: discard::Outside::default(),
             freed: Mutex::new(discards.then(Freed::default)),
             stats: stats::SpaceCounters::default(),
@@ -483,13 +493,14 @@ impl Space {
     /// Whether space for `purpose` is taken from `group`: it has the type and the profile of a new
     /// chunk.
     fn may_take(&self, purpose: Purpose, group: &BlockGroup) -> bool {
-        group.serves(self.flags_for(purpose).0)
+        group.serves(self.flags_for(purpose).0) && !group.is_draining()
     }
 
     /// Whether nothing is taken from `group` only because of its profile.
     fn is_of_other_profile(&self, group: &BlockGroup) -> bool {
         let has_type = |purpose| group.serves(profile::types_for(purpose, self.is_mixed));
-        Purpose::ALL.into_iter().any(has_type) && self.ledger_of(group).is_none()
+        let has_profile = |purpose| group.serves(self.flags_for(purpose).0);
+        Purpose::ALL.into_iter().any(has_type) && !Purpose::ALL.into_iter().any(has_profile)
     }
 
     /// The ledger that counts the free space of `group`; `None` when nothing is allocated from it.

@@ -135,6 +135,16 @@ impl Storage {
         Arc::make_mut(&mut *self.chunks.write()).add(mapped)
     }
 
+    /// Replaces a chunk by one at the same address, which is shorter or at other places.
+    pub(crate) fn replace_chunk(&self, chunk: Chunk) -> Result<()> {
+        let on = chunk.stripes.iter().map(|s| self.members.find_present(s.device_uuid));
+        let mapped = MappedChunk { members: on.collect(), chunk };
+        let mut chunks = self.chunks.write();
+        let map = Arc::make_mut(&mut *chunks);
+        map.remove(mapped.chunk.start);
+        map.add(mapped)
+    }
+
     /// Forgets a chunk that was removed.
     pub(crate) fn unmap_chunk(&self, start: Logical) {
         Arc::make_mut(&mut *self.chunks.write()).remove(start);

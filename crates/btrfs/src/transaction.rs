@@ -46,6 +46,7 @@ mod notes;
 mod obstacle;
 mod quota;
 mod refs;
+mod relocate;
 mod roots;
 mod signal;
 mod stripe_tree;
@@ -86,7 +87,8 @@ pub use base::Base;
 pub(crate) use changing::{ChangingTree, TreeAndHandle};
 pub(crate) use checksums::remove_checksums_beside_writers;
 pub(crate) use chunks::system_chunks_of;
-pub(crate) use commit::{CommitCause, RoomsAbove};
+pub(crate) use commit::{CommitCause, LastChange, RoomsAbove};
+pub(crate) use extent_tree::extents_in;
 pub(crate) use hold::QueueAccount;
 pub(crate) use log_state::LogState;
 pub(crate) use notes::MOST as MOST_NOTES;
@@ -95,6 +97,7 @@ use quota::QuotaUsage;
 pub(crate) use quota::{NewGroup, Quotas};
 use refs::DelayedRefs;
 pub(crate) use refs::{ExtentKind, RefOwner};
+pub(crate) use relocate::{DataMove, PlannedRelocation, Relocation, RelocationLimits};
 pub(crate) use roots::{
     RootCache, StoredRoot, chunk_tree_root, require_one_root_item, require_own_root, root_item,
     root_item_key, root_of, stands_at, stored_root, tree_root,
@@ -152,6 +155,8 @@ pub(crate) struct LiveVolume {
     has_log: bool,
     /// The bits of features that the volume needs since it was opened.
     new_features: AtomicU64,
+    /// The bytes of all members, as the superblock counts them.
+    total_bytes: AtomicU64,
     /// The new label, if it was changed.
     pub(crate) new_label: Mutex<Option<Box<[u8; 256]>>>,
 }
@@ -168,6 +173,15 @@ struct Phases {
     is_postponed: bool,
 }
 
+/// The sizes of a member, as its superblock has them.
+#[derive(Clone, Copy, Debug)]
+struct MemberSizes {
+    /// How many bytes of it the volume uses.
+    total: u64,
+    /// How many bytes of it belong to chunks.
+    allocated: u64,
+}
+
 /// A transaction: changes that reach the devices together.
 pub(crate) struct Transaction {
     pub(crate) id: Generation,
@@ -175,12 +189,14 @@ pub(crate) struct Transaction {
     refs: DelayedRefs,
     /// Trees whose root moved since their root items were stored.
     moved_roots: Mutex<BTreeMap<TreeId, TreeRoot>>,
+    /// Trees whose root moved without a change of what is in the tree.
+    relocated_roots: Mutex<HashSet<TreeId>>,
     /// Data extents that had other owners before this transaction than after it.
     shared: Mutex<HashSet<u64>>,
     /// Ranges without references. They become free when this transaction is on disk.
     pinned: Mutex<Vec<Range<u64>>>,
-    /// How many bytes of every member belonged to chunks when the transaction was finished.
-    allocated: OnceLock<Vec<u64>>,
+    /// The sizes of every member when the transaction was finished.
+    sizes: OnceLock<Vec<MemberSizes>>,
     /// Its changes that quotas count.
     usage: QuotaUsage,
     /// The knowledge that the transaction and its log share.
@@ -194,9 +210,10 @@ impl Transaction {
             dirty: DirtyBlocks::default(),
             refs: DelayedRefs::new(pending),
             moved_roots: Mutex::default(),
+            relocated_roots: Mutex::default(),
             shared: Mutex::default(),
             pinned: Mutex::default(),
-            allocated: OnceLock::new(),
+            sizes: OnceLock::new(),
             usage: QuotaUsage::default(),
             log,
         }
@@ -254,6 +271,7 @@ impl LiveVolume {
             committed: parking_lot::Condvar::new(),
             epoch: Padded(CheckedAtomicU64::new(0)),
             freeing: RwLock::new(()),
+            total_bytes: AtomicU64::new(superblock.total_bytes.get()),
             superblock: Shared::new("superblock", Mutex::new(superblock.into())),
             stats: EngineCounters::default(),
             latching: mechanisms.latching,
@@ -314,6 +332,16 @@ impl LiveVolume {
     /// The superblock of the last commit.
     pub(crate) fn last_superblock(&self) -> Arc<SuperblockItem> {
         self.superblock.lock().clone()
+    }
+
+    /// Counts that a member has another size. The caller has a handle.
+    fn count_resized(&self, before: u64, after: u64) {
+        self.total_bytes.fetch_add(after.wrapping_sub(before), Ordering::Relaxed);
+    }
+
+    /// The bytes of all members, as the superblock counts them.
+    pub(crate) fn total_bytes(&self) -> u64 {
+        self.total_bytes.load(Ordering::Relaxed)
     }
 
     /// Waits until the transaction before the running one is on the devices. The caller holds no
@@ -872,6 +900,30 @@ impl<'v> TransactionHandle<'v> {
     /// Whether this transaction changes references to an extent.
     pub(crate) fn is_referred(&self, at: Logical) -> bool {
         self.transaction.refs.get(at).is_some()
+    }
+
+    /// Whether this transaction made the block at `logical`.
+    fn is_own(&self, logical: Logical) -> bool {
+        self.transaction.dirty.get(logical).is_some()
+    }
+
+    /// The block at `logical`, which this transaction made, as it is now.
+    fn own_copy(&self, logical: Logical) -> Result<Arc<TreeBlock>> {
+        Ok(self.own_block(TreeId::FS, logical)?.read().clone())
+    }
+
+    /// Makes the block at `to`, a copy of the root of the tree `id`, the root. What is in the tree
+    /// stays the same. No other thread has a handle.
+    fn relocate_root(&self, id: TreeId, to: Logical) -> Result<()> {
+        let tree = self.tree(id)?;
+        let root = {
+            let mut root = tree.root.write();
+            root.logical = to;
+            *root
+        };
+        self.transaction.relocated_roots.lock().insert(id);
+        self.root_changed(&root);
+        Ok(())
     }
 
     /// Notes that the root of a tree moved.

@@ -224,6 +224,11 @@ impl<'v> Cursor<'v> {
         Some(Logical(self.path.last()?.block.header().bytenr.get()))
     }
 
+    /// The tree that the leaf was made for that the cursor stands in.
+    pub(crate) fn leaf_owner(&self) -> Option<TreeId> {
+        Some(self.path.last()?.block.header().owner())
+    }
+
     /// The key before the item that the cursor stands on, if it is in the same leaf.
     pub(crate) fn key_before(&self) -> Option<Key> {
         let CursorStep { block, slot, .. } = self.path.last()?;

@@ -7,8 +7,11 @@
 mod chunks;
 mod commit;
 mod committer;
+mod compact;
 mod discard;
 mod reclaim;
+mod relocate;
+mod resize;
 
 use std::sync::Arc;
 
@@ -20,6 +23,9 @@ pub(crate) use committer::Committer;
 pub(crate) use discard::{discard_step, trim};
 #[cfg(test)]
 pub(crate) use reclaim::make_room_ahead;
+pub(crate) use relocate::relocate;
+pub use resize::Resized;
+pub(crate) use resize::{resize, resize_to_minimum};
 
 /// The states of rooms below that [`Rooms`](crate::inode::Rooms) does not hold, for the methods of
 /// [`Upkeep`](crate::inode::Upkeep).

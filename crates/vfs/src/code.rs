@@ -130,6 +130,10 @@ stable_codes! {
     TooDeep = 405;
     /// What the format of the volume does not have, such as a subvolume of XFS.
     NotInFormat = 406;
+    /// Relocating what cannot be moved.
+    Relocation = 407;
+    /// Giving a device, or an image of a kind, another size.
+    FixedSize = 408;
     /// Something else that is not supported, which the text names.
     Unsupported = 499;
     /// A block of a tree.

@@ -2,13 +2,14 @@
 
 use std::ops::Range;
 
+use offshoot_btrfs_format::{DeviceId, Logical};
 use offshoot_vfs::{Result, Timestamp, Trimmed};
 
 use super::Engine;
 use crate::SubvolumeId;
 use crate::log::{self, LogTree, LostLog};
 use crate::subvolume::{self, SubvolumeInfo, Subvolumes, drop, settings};
-use crate::upkeep;
+use crate::upkeep::{self, Keeper, Resized};
 
 impl Engine {
     /// The subvolume that a mount without options shows.
@@ -114,6 +115,47 @@ impl Engine {
     /// of the devices and of reading the trees.
     pub fn trim(&self, within: Range<u64>) -> Result<Trimmed> {
         upkeep::trim(self, &within)
+    }
+
+    /// Makes the member `id` `bytes` long, rounded down to sectors. What lies behind a new end
+    /// moves first, to free space or new chunks on any member. When it returns, the new size is
+    /// durable. Other threads may use the volume meanwhile.
+    ///
+    /// The device becomes longer first, where it can and must. After the member has shrunk, a
+    /// device that was just as long is cut off.
+    ///
+    /// # Errors
+    /// `EROFS` when the volume was opened for reading, or has stopped writing; `ENODEV` when there
+    /// is no such member; `ENOSPC` when the contents do not fit;
+    /// [`Error::Unsupported`](offshoot_vfs::Error::Unsupported) when something cannot be moved, or
+    /// the size of the device is fixed; errors of the device and of reading what moves. After an
+    /// error the member has its old size, and what moved stays where it is then.
+    pub fn resize(&self, id: DeviceId, bytes: u64) -> Result<Resized> {
+        upkeep::resize(self, &self.keeper(), id, bytes)
+    }
+
+    /// Makes the member `id` as small as its contents allow, and `slack` bytes longer than that.
+    /// The kernel can mount and write the volume then. As [`resize`](Self::resize) otherwise.
+    ///
+    /// # Errors
+    /// As [`resize`](Self::resize); [`Error::Unsupported`](offshoot_vfs::Error::Unsupported) for a
+    /// volume with several members.
+    pub fn resize_to_minimum(&self, id: DeviceId, slack: u64) -> Result<Resized> {
+        upkeep::resize_to_minimum(self, &self.keeper(), id, slack)
+    }
+
+    /// Moves everything out of the block group at `start`, to free space or new chunks, and removes
+    /// the group with its chunk. When it returns, that is durable. Other threads may use the volume
+    /// meanwhile.
+    ///
+    /// # Errors
+    /// As [`resize`](Self::resize); `ENOENT` when no block group begins at `start`.
+    pub fn relocate(&self, start: Logical) -> Result<()> {
+        upkeep::relocate(self, &self.keeper(), start)
+    }
+
+    fn keeper(&self) -> Keeper {
+        Keeper { subvolumes: self.subvolumes.clone(), log: self.log.clone() }
     }
 
     /// Makes everything durable that was done, and then ends all writing, also when that fails.

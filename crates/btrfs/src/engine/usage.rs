@@ -13,6 +13,7 @@ use offshoot_vfs::{Result, StatFs};
 use super::Engine;
 use crate::space::{Purpose, RESERVED_BYTES, StoredGroup, profile};
 use crate::storage::malformed;
+use crate::transaction::LiveVolume;
 
 impl Engine {
     /// The size of the volume, and its used and available bytes.
@@ -39,7 +40,7 @@ impl Engine {
             usable.saturating_sub(RESERVED_BYTES).saturating_sub(allocated)
         });
         Ok(StatFs {
-            total_bytes: item.total_bytes.get(),
+            total_bytes: self.live_part().map_or(item.total_bytes.get(), LiveVolume::total_bytes),
             used_bytes,
             available_bytes: free.saturating_add(capacity(unallocated, profile)),
             block_size: self.superblock().sector_size,
@@ -167,7 +168,7 @@ mod tests {
         let volume = BtrfsVolume::open(devices(&device), &EngineOptions::default()).unwrap();
         let sound = volume.statfs().unwrap();
         let member = &volume.members()[0];
-        let sizes = [member.total_bytes, member.allocated_bytes].map(u64::to_le_bytes).concat();
+        let sizes = [member.total_bytes(), member.allocated_bytes].map(u64::to_le_bytes).concat();
         let enlarge = |bytes: &mut [u8]| {
             let at = bytes.windows(16).position(|window| window == sizes).unwrap();
             bytes[at..at + 8].fill(0xff);
@@ -178,7 +179,7 @@ mod tests {
         let allocated = member.allocated_bytes;
         drop(volume);
         let volume = BtrfsVolume::open(devices(&device), &EngineOptions::default()).unwrap();
-        assert_eq!(volume.members()[0].total_bytes, u64::MAX);
+        assert_eq!(volume.members()[0].total_bytes(), u64::MAX);
         let expected = StatFs { available_bytes: sound.available_bytes + allocated, ..sound };
         assert_eq!(volume.statfs().unwrap(), expected);
     }

@@ -148,7 +148,7 @@ impl Renewal {
         item.dev_item = dev_item.ok_or_else(missing)?;
         let mut pages = ScrubBuffer::default();
         for offset in SUPERBLOCK_OFFSETS {
-            if offset + SUPERBLOCK_SIZE as u64 > member.total_bytes {
+            if offset + SUPERBLOCK_SIZE as u64 > member.total_bytes() {
                 continue;
             }
             let bytes = sealed_superblock(&item, Physical(offset), volume.superblock().checksum);

@@ -19,7 +19,7 @@ pub(crate) struct Allocated {
     /// The sum of `members`, for reading without the lock.
     bytes: AtomicU64,
     /// The sizes of all members together.
-    usable_bytes: u64,
+    usable_bytes: AtomicU64,
 }
 
 impl Allocated {
@@ -30,8 +30,13 @@ impl Allocated {
             members: Mutex::new(members.iter().map(|member| member.allocated_bytes).collect()),
             count: members.len() as u64,
             bytes: AtomicU64::new(members.iter().map(|m| m.allocated_bytes).fold(0, sum)),
-            usable_bytes: members.iter().map(Member::usable_bytes).fold(0, sum),
+            usable_bytes: AtomicU64::new(usable_bytes(members)),
         }
+    }
+
+    /// Notes that members have other sizes.
+    pub(crate) fn note_sizes(&self, members: &[Member]) {
+        self.usable_bytes.store(usable_bytes(members), Ordering::Relaxed);
     }
 
     /// How many members there are.
@@ -48,12 +53,14 @@ impl Allocated {
     /// bytes are allocated.
     pub(crate) fn has_much_room(&self, more: i64) -> bool {
         let bytes = self.bytes.load(Ordering::Relaxed).saturating_add_signed(more);
-        bytes < self.usable_bytes / 2 && self.usable_bytes - bytes >= LEAST_ROOM_BYTES
+        let usable = self.usable_bytes.load(Ordering::Relaxed);
+        bytes < usable / 2 && usable - bytes >= LEAST_ROOM_BYTES
     }
 
     /// How many bytes of all members belong to no chunk.
     pub(super) fn unallocated(&self) -> u64 {
-        self.usable_bytes.saturating_sub(self.bytes.load(Ordering::Relaxed))
+        let usable = self.usable_bytes.load(Ordering::Relaxed);
+        usable.saturating_sub(self.bytes.load(Ordering::Relaxed))
     }
 
     /// Counts `bytes` of a member that a chunk takes or gives up. Returns how many bytes of the
@@ -74,4 +81,9 @@ impl Allocated {
         self.bytes.store(sum, Ordering::Relaxed);
         Ok(now)
     }
+}
+
+/// The sizes of all members together, in bytes.
+fn usable_bytes(members: &[Member]) -> u64 {
+    members.iter().map(Member::usable_bytes).fold(0, u64::saturating_add)
 }

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use offshoot_btrfs_format::Logical;
 use offshoot_btrfs_format::chunk::BlockGroupFlags;
@@ -33,6 +34,9 @@ pub(crate) struct BlockGroup {
     pub(crate) flags: BlockGroupFlags,
     /// The groups with the same flags, this one included once it is listed.
     kind: Arc<GroupKind>,
+    /// It is being emptied: no thread takes space here, and its free space counts for no ledger.
+    /// Changed under the lock of the state.
+    is_draining: AtomicBool,
     state: Mutex<GroupState>,
 }
 
@@ -69,7 +73,8 @@ impl BlockGroup {
             is_retired: false,
             is_listed: false,
         };
-        Self { start, len, flags, kind, state: Mutex::new(state) }
+        let is_draining = AtomicBool::new(false);
+        Self { start, len, flags, kind, is_draining, state: Mutex::new(state) }
     }
 
     /// Adds the group to its kind, or takes it away.
@@ -102,8 +107,8 @@ impl BlockGroup {
                 free,
                 unknown: if is_loaded { 0 } else { free },
             },
-            best_rank: if state.is_retired { 0 } else { best_rank },
-            may_load: !is_loaded && !state.is_retired,
+            best_rank: if state.is_retired || self.is_draining() { 0 } else { best_rank },
+            may_load: !is_loaded && !state.is_retired && !self.is_draining(),
             is_empty: state.is_empty() && !state.is_retired,
             is_changed: state.used != state.stored_used,
         }
@@ -147,7 +152,7 @@ impl BlockGroup {
         take: impl FnOnce(&mut FreeSpace) -> Option<Range<u64>>,
     ) -> Option<(Range<u64>, u64)> {
         self.change(|state| {
-            if state.is_retired {
+            if state.is_retired || self.is_draining() {
                 return None;
             }
             let before = state.known_usable();
@@ -234,6 +239,87 @@ impl BlockGroup {
     #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {
         self.state.lock().is_empty()
+    }
+
+    /// Whether the group is being emptied.
+    pub(crate) fn is_draining(&self) -> bool {
+        self.is_draining.load(Ordering::Acquire)
+    }
+
+    /// Keeps all threads from taking space here, until [`undrain`](Self::undrain). Returns the
+    /// bytes that were usable until then; `None` when it was so already.
+    pub(super) fn drain(&self) -> Option<u64> {
+        self.change(|state| {
+            let was_draining = self.is_draining.swap(true, Ordering::AcqRel);
+            (!was_draining && !state.is_retired).then(|| state.known_usable())
+        })
+    }
+
+    /// Allows threads to take space here again. `count` gets the usable bytes, under the lock.
+    pub(super) fn undrain(&self, count: impl FnOnce(u64)) {
+        self.change(|state| {
+            if self.is_draining.swap(false, Ordering::AcqRel) && !state.is_retired {
+                count(state.known_usable());
+            }
+        });
+    }
+
+    /// Keeps all threads from taking space behind `end`. Returns by how much the usable bytes
+    /// decreased; `None` when the free ranges are not loaded.
+    pub(super) fn limit(&self, end: u64) -> Option<u64> {
+        self.change(|state| {
+            let before = state.known_usable();
+            state.free.as_deref_mut()?.limit(end);
+            Some(before - state.known_usable())
+        })
+    }
+
+    /// Lifts the limit. `count` gets the increase of the usable bytes, under the lock.
+    pub(super) fn lift_limit(&self, count: impl FnOnce(u64)) {
+        self.change(|state| {
+            let before = state.known_usable();
+            if let Some(free) = state.free.as_deref_mut() {
+                free.lift_limit();
+            }
+            count(state.known_usable() - before);
+        });
+    }
+
+    /// Whether nothing behind the limit is in use.
+    pub(crate) fn is_free_behind_limit(&self) -> bool {
+        let state = self.state.lock();
+        let is_free = |free: &FreeSpace| free.is_free_behind_limit(self.end());
+        state.out.is_empty() && state.free.as_deref().is_some_and(is_free)
+    }
+
+    /// The same group with `len` bytes, which ends at the limit. This one is retired, and not
+    /// listed any more.
+    pub(super) fn shortened(&self, len: u64) -> Self {
+        let mut state = self.change(|state| {
+            let left = GroupState {
+                used: 0,
+                stored_used: 0,
+                between: 0,
+                free: None,
+                out: 0..0,
+                is_retired: true,
+                is_listed: false,
+            };
+            let mut own = std::mem::replace(state, left);
+            own.is_listed = false;
+            own
+        });
+        if let Some(free) = state.free.as_deref_mut() {
+            free.end_at_limit();
+        }
+        let is_draining = AtomicBool::new(self.is_draining());
+        let (start, flags, kind) = (self.start, self.flags, self.kind.clone());
+        Self { start, len, flags, kind, is_draining, state: Mutex::new(state) }
+    }
+
+    /// Whether an extent is in it, or space of it is taken or pinned.
+    pub(crate) fn is_in_use(&self) -> bool {
+        !self.state.lock().is_empty()
     }
 
     /// Whether the group is retired: no thread may take space here.
@@ -325,7 +411,7 @@ impl BlockGroup {
     }
 
     /// The used bytes.
-    pub(super) fn used_bytes(&self) -> u64 {
+    pub(crate) fn used_bytes(&self) -> u64 {
         self.state.lock().used
     }
 

@@ -140,6 +140,52 @@ impl MemberSpace {
         None
     }
 
+    /// The lowest place for `len` bytes below `below` that belongs to no chunk and to no
+    /// superblock.
+    pub(crate) fn lowest_clear(&self, len: u64, below: u64) -> Option<u64> {
+        let superblocks = SUPERBLOCK_OFFSETS.map(|at| at..at + STRIPE_LEN);
+        let (mut at, end) = (0, below.min(self.total_bytes));
+        while let Some(hole) = self.holes.first(&(at..end), u64::MAX) {
+            let start = hole.start.next_multiple_of(STRIPE_LEN);
+            let place = start..start.saturating_add(len);
+            if place.end > hole.end {
+                at = hole.end;
+                continue;
+            }
+            let overlaps = |one: &&Range<u64>| one.start < place.end && place.start < one.end;
+            match superblocks.iter().find(overlaps) {
+                Some(superblock) => at = superblock.end,
+                None => return Some(start),
+            }
+        }
+        None
+    }
+
+    /// The lowest hole that has `len` bytes below `below`: where it begins, in whole units.
+    fn lowest(&self, len: u64, below: u64) -> Option<u64> {
+        let (mut at, end) = (0, below.min(self.total_bytes));
+        while let Some(hole) = self.holes.first(&(at..end), u64::MAX) {
+            let start = hole.start.next_multiple_of(STRIPE_LEN);
+            if start.checked_add(len).is_some_and(|to| to <= hole.end) {
+                return Some(start);
+            }
+            at = hole.end;
+        }
+        None
+    }
+
+    /// The whole units of all holes below `below`, the longest first, in bytes.
+    pub(crate) fn hole_sizes(&self, below: u64) -> Vec<u64> {
+        let (mut sizes, mut at, end) = (Vec::new(), 0, below.min(self.total_bytes));
+        while let Some(hole) = self.holes.first(&(at..end), u64::MAX) {
+            let start = hole.start.next_multiple_of(STRIPE_LEN);
+            sizes.push(hole.end.saturating_sub(start) / STRIPE_LEN * STRIPE_LEN);
+            at = hole.end;
+        }
+        sizes.sort_unstable_by_key(|size| Reverse(*size));
+        sizes
+    }
+
     /// The shortest hole of `wanted` bytes, or else the longest one: its start, and its length up
     /// to `wanted`.
     fn hole(&self, wanted: u64) -> (u64, u64) {
@@ -201,6 +247,26 @@ pub(crate) fn plan(
         })
         .collect();
     Some(ChunkPlan { stripes, stripe_bytes, bytes: stripe_bytes * data_stripes })
+}
+
+/// Plans a chunk of exactly `bytes` bytes on one member, with `copies` copies, each in the lowest
+/// hole below `below`.
+pub(crate) fn plan_tight(
+    member: &mut MemberSpace,
+    bytes: u64,
+    copies: u64,
+    below: u64,
+) -> Option<ChunkPlan> {
+    let mut stripes = Vec::new();
+    for _ in 0..copies {
+        let Some(at) = member.lowest(bytes, below) else { break };
+        member.take(at..at + bytes);
+        stripes.push((member.index, at));
+    }
+    for &(_, at) in &stripes {
+        member.give_back(at..at + bytes);
+    }
+    (stripes.len() as u64 == copies).then_some(ChunkPlan { stripes, stripe_bytes: bytes, bytes })
 }
 
 /// The most bytes that a chunk of this kind holds.

@@ -92,6 +92,10 @@ pub(super) struct FreeSpace {
     /// The end of the last range that was taken. The next search begins here, so that successive
     /// extents lie one behind the other.
     next: u64,
+    /// Nothing behind this counts as free.
+    limit: u64,
+    /// The free ranges behind the limit, without those that are left out.
+    behind: Vec<Range<u64>>,
 }
 
 impl FreeSpace {
@@ -99,7 +103,18 @@ impl FreeSpace {
     /// and are never free.
     pub(super) fn of_bytes(origin: u64, left_out: Vec<Range<u64>>) -> Self {
         let (ranges, index) = (BTreeMap::new(), BTreeSet::new());
-        Self { ranges, index, total: 0, usable: 0, origin, block: None, left_out, next: 0 }
+        Self {
+            ranges,
+            index,
+            total: 0,
+            usable: 0,
+            origin,
+            block: None,
+            left_out,
+            next: 0,
+            limit: u64::MAX,
+            behind: Vec::new(),
+        }
     }
 
     /// An empty set for a block group that holds only tree blocks of `node_size` bytes.
@@ -152,8 +167,47 @@ impl FreeSpace {
         self.ranges.range(..end).next_back().is_some_and(|(_, &to)| to > start)
     }
 
+    /// Takes everything behind `end` away from what is free. From now on nothing there becomes
+    /// free, until the limit is lifted.
+    pub(super) fn limit(&mut self, end: u64) {
+        self.limit = end;
+        while let Some((&start, &to)) = self.ranges.last_key_value().filter(|&(_, &to)| to > end) {
+            self.remove(start, to);
+            self.total -= to - start;
+            self.add_whole(start, to);
+        }
+    }
+
+    /// Makes everything free again that is free behind the limit.
+    pub(super) fn lift_limit(&mut self) {
+        self.limit = u64::MAX;
+        for range in std::mem::take(&mut self.behind) {
+            self.add_whole(range.start, range.end);
+        }
+    }
+
+    /// Whether nothing behind the limit is in use, up to `end`.
+    pub(super) fn is_free_behind_limit(&self, end: u64) -> bool {
+        let len = |range: &Range<u64>| range.end.saturating_sub(range.start);
+        let clamped = |range: &Range<u64>| range.start.max(self.limit)..range.end.min(end);
+        let left_out: u64 = self.left_out.iter().map(|range| len(&clamped(range))).sum();
+        let free: u64 = self.behind.iter().map(len).sum();
+        free + left_out == end.saturating_sub(self.limit)
+    }
+
+    /// Forgets everything behind the limit: the block group ends there now.
+    pub(super) fn end_at_limit(&mut self) {
+        self.behind.clear();
+        self.left_out.retain(|range| range.start < self.limit);
+        self.limit = u64::MAX;
+    }
+
     /// Adds a range, and joins it with its neighbours.
     fn add_whole(&mut self, mut start: u64, mut end: u64) {
+        if end > self.limit && start < end {
+            self.behind.push(start.max(self.limit)..end);
+            end = self.limit;
+        }
         if start >= end {
             return;
         }

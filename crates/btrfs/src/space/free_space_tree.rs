@@ -33,7 +33,7 @@ const TREE: TreeId = TreeId::FREE_SPACE;
 type FreeSpaceItems = BTreeMap<Key, Vec<u8>>;
 
 /// New data of items of the tree, or `None` to remove an item.
-pub(super) type Edits = Vec<(Key, Option<Vec<u8>>)>;
+pub(crate) type Edits = Vec<(Key, Option<Vec<u8>>)>;
 
 /// The key of the info of a block group.
 fn info_key(group: &BlockGroup) -> Key {
@@ -354,6 +354,61 @@ impl Space {
     }
 }
 
+/// The edits of the free-space tree that make `group` end after `len` bytes. All behind that is
+/// free.
+pub(crate) fn edits_of_shortened(
+    volume: &dyn Roots,
+    group: &BlockGroup,
+    len: u64,
+) -> Result<Edits> {
+    if !volume.superblock().compat_ro.has(CompatRo::FREE_SPACE_TREE) {
+        return Ok(Edits::new());
+    }
+    let sector = u64::from(volume.superblock().sector_size);
+    let before = info(volume, group)?;
+    let end = group.start.0 + len;
+    let (mut old, mut ranges, mut all) =
+        (FreeSpaceItems::new(), AscendingRanges::default(), Ok(()));
+    for_each_item(volume, group, before, |key, data| {
+        ranges_of(key, data, sector, |range| {
+            let kept = range.start..range.end.min(end);
+            if all.is_ok() && !kept.is_empty() {
+                all = ranges.push(kept);
+            }
+        });
+        old.insert(key, data.to_vec());
+    })?;
+    all?;
+    old.insert(info_key(group), before.as_bytes().to_vec());
+    let has_bitmaps = before.flags.get() & FREE_SPACE_USING_BITMAPS != 0;
+    let new = group_items(group.start.0..end, sector, &ranges, has_bitmaps);
+    Ok(difference(&old, new))
+}
+
+/// The items of a block group in which `ranges` are free.
+fn group_items(
+    group: Range<u64>,
+    sector: u64,
+    ranges: &AscendingRanges,
+    uses_bitmaps: bool,
+) -> FreeSpaceItems {
+    let info_key = Key::new(group.start, ItemType::FREE_SPACE_INFO, group.end - group.start);
+    let mut new = if uses_bitmaps {
+        bitmaps(group, sector, ranges)
+    } else {
+        let item = |range: &Range<u64>| {
+            let len = range.end - range.start;
+            (Key::new(range.start, ItemType::FREE_SPACE_EXTENT, len), Vec::new())
+        };
+        ranges.0.iter().map(item).collect()
+    };
+    let count = u32::try_from(ranges.0.len()).expect("a block group has fewer sectors");
+    let flags = if uses_bitmaps { FREE_SPACE_USING_BITMAPS } else { 0 };
+    let after = FreeSpaceInfo { extent_count: count.into(), flags: flags.into() };
+    new.insert(info_key, after.as_bytes().to_vec());
+    new
+}
+
 /// Adds the edits of one block group for `changed`.
 fn edit_group(
     volume: &dyn Roots,
@@ -395,20 +450,7 @@ fn edit_group(
     old.insert(info_key(group), before.as_bytes().to_vec());
     let ranges = ranges.with(&changed.free)?.without(&changed.used)?;
     let uses_bitmaps = had_bitmaps || ranges.0.len() as u64 > most_ranges(sector, group);
-    let mut new = if uses_bitmaps {
-        bitmaps(addresses, sector, &ranges)
-    } else {
-        let item = |range: &Range<u64>| {
-            let len = range.end - range.start;
-            (Key::new(range.start, ItemType::FREE_SPACE_EXTENT, len), Vec::new())
-        };
-        ranges.0.iter().map(item).collect()
-    };
-    let count = u32::try_from(ranges.0.len()).expect("a block group has fewer sectors");
-    let flags = if uses_bitmaps { FREE_SPACE_USING_BITMAPS } else { 0 };
-    let after = FreeSpaceInfo { extent_count: count.into(), flags: flags.into() };
-    new.insert(info_key(group), after.as_bytes().to_vec());
-    edits.extend(difference(&old, new));
+    edits.extend(difference(&old, group_items(addresses, sector, &ranges, uses_bitmaps)));
     Ok(())
 }
 

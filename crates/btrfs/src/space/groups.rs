@@ -182,6 +182,15 @@ impl BlockGroups {
         }
     }
 
+    /// Makes the group at `start` end at its limit, after `len` bytes.
+    pub(super) fn shorten(&mut self, start: Logical, len: u64) {
+        if let Some(group) = self.by_start.get(&start.0) {
+            let short = Arc::new(group.shortened(len));
+            short.set_listed(true);
+            self.by_start.insert(start.0, short);
+        }
+    }
+
     /// The group that begins at `start`.
     pub(super) fn at(&self, start: u64) -> Option<&Arc<BlockGroup>> {
         self.by_start.get(&start)

@@ -264,6 +264,12 @@ impl Space {
         blocks.saturating_add(2 * self.commit_cost())
     }
 
+    /// The worst case of moving so many blocks to other places, with what refers to them. A commit
+    /// copies the trees of references for that once, which the reserve for commits covers.
+    pub(crate) fn cost_of_moving(&self, blocks: u64) -> u64 {
+        blocks.saturating_mul(self.block_cost()).saturating_add(self.cost(2))
+    }
+
     /// How much less a removal may find when trees become less full.
     fn drift(&self) -> u64 {
         let whole = self.pending.tree_bytes.load(Relaxed);
@@ -467,6 +473,13 @@ impl Space {
             }
         };
         is_granted.then(|| Reservation::granted(self, Purpose::Metadata, bytes))
+    }
+
+    /// Reserves space for data, if it is free.
+    pub(crate) fn try_reserve_data(self: &Arc<Self>, bytes: u64) -> Option<Reservation<'_>> {
+        let demand = Demand::new(Claim::LastResort, bytes);
+        let is_granted = self.try_grant_aside(Purpose::Data, demand);
+        is_granted.then(|| Reservation::granted(self, Purpose::Data, bytes))
     }
 
     /// Gets `demand` granted: at once, after a few retries, or in line.

@@ -10,6 +10,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use offshoot_btrfs_format::chunk::DevItem;
 use offshoot_btrfs_format::superblock::{
@@ -30,8 +31,8 @@ pub struct Member {
     pub id: DeviceId,
     /// Its UUID.
     pub uuid: Uuid,
-    /// The size that the volume uses, in bytes.
-    pub total_bytes: u64,
+    /// The size that the volume uses, in bytes. Clones share it.
+    size: Arc<AtomicU64>,
     /// How many bytes of it belonged to chunks when the volume was opened.
     pub allocated_bytes: u64,
     /// Whether it belongs to a seed of the volume.
@@ -66,7 +67,7 @@ impl Member {
         Self {
             id: item.id(),
             uuid: Uuid::from_bytes(item.uuid),
-            total_bytes: item.total_bytes.get(),
+            size: Arc::new(AtomicU64::new(item.total_bytes.get())),
             allocated_bytes: item.bytes_used.get(),
             is_seed,
             device: found.map(|found| found.device.clone()),
@@ -78,11 +79,22 @@ impl Member {
         }
     }
 
+    /// The size that the volume uses, in bytes.
+    #[must_use]
+    pub fn total_bytes(&self) -> u64 {
+        self.size.load(Ordering::Acquire)
+    }
+
+    /// Notes that the running transaction gives it another size.
+    pub(crate) fn set_total_bytes(&self, bytes: u64) {
+        self.size.store(bytes, Ordering::Release);
+    }
+
     /// How many bytes of it exist: `total_bytes`, or less when the device is shorter than the
     /// volume says.
     pub(crate) fn usable_bytes(&self) -> u64 {
         let size_bytes = self.device.as_ref().map_or(u64::MAX, |device| device.size_bytes());
-        self.total_bytes.min(size_bytes)
+        self.total_bytes().min(size_bytes)
     }
 
     /// Whether it missed commits, or failed since the volume was opened.
@@ -205,7 +217,11 @@ impl GivenDevice {
         };
         let problem = match superblock_at(&*device, primary) {
             Ok(superblock) => {
-                report.extend(read_copies().filter_map(|(offset, copy)| {
+                // A device may be longer than the volume, which has no copy behind its end.
+                let end = superblock.item.dev_item.total_bytes.get();
+                let is_inside = |offset: u64| offset + SUPERBLOCK_SIZE as u64 <= end;
+                let copies = read_copies().filter(|(offset, _)| is_inside(*offset));
+                report.extend(copies.filter_map(|(offset, copy)| {
                     let problem = copy.err()?.to_string();
                     let device = device.name().to_owned();
                     Some(VolumeReport::BadSuperblockCopy { device, offset, problem })

@@ -18,11 +18,14 @@
 //! A block group is removed when nothing in it is used, taken or pinned. Then no commit that a
 //! crash could lead back to refers to it, so its place on the devices may be written again.
 
+mod ends;
+
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use offshoot_btrfs_format::chunk::{
-    BlockGroupFlags, Chunk, DevExtent, DevItem, STRIPE_LEN, Stripe, parse_system_chunks,
+    BlockGroupFlags, Chunk, DevExtent, DevItem, Profile, STRIPE_LEN, Stripe, parse_system_chunks,
 };
 use offshoot_btrfs_format::encode::{chunk_item, chunk_key, system_chunk_array};
 use offshoot_btrfs_format::key::objectid;
@@ -84,7 +87,8 @@ impl Base {
                 cursor.advance()?;
             }
             // A device that is shorter than the volume says gets no chunk past its end.
-            all.push(MemberSpace::new(index, member.usable_bytes(), extents));
+            let limit = self.live()?.space.member_limit(index);
+            all.push(MemberSpace::new(index, member.usable_bytes().min(limit), extents));
         }
         Ok(all)
     }
@@ -126,6 +130,28 @@ impl TransactionHandle<'_> {
             })
         })?;
         Ok(true)
+    }
+
+    /// Gives the member at `index` another size. The caller holds the chunk lock, and no chunk
+    /// reaches behind the new end.
+    pub(crate) fn set_member_size(&self, index: usize, bytes: u64) -> Result<()> {
+        let Some(member) = self.volume().members().get(index) else {
+            return Err(Error::corrupt(Structure::DeviceItem, "there is no such member"));
+        };
+        let before = member.total_bytes();
+        let key = Key::new(objectid::DEV_ITEMS, ItemType::DEV_ITEM, member.id.0);
+        self.change(TreeId::CHUNK, |tree| {
+            tree.modify(key, 0, |data| {
+                let mut item = *DevItem::view(data.unwrap_or_default()).map_err(malformed)?;
+                item.total_bytes = bytes.into();
+                Ok(item.as_bytes().to_vec())
+            })
+        })?;
+        member.set_total_bytes(bytes);
+        self.live().count_resized(before, bytes);
+        self.space().allocated.note_sizes(self.volume().members());
+        *self.space().member_spaces.lock() = None;
+        self.note_next_chunk()
     }
 
     /// Whether the chunk tree can be changed at least once. When it can be changed only once, this
@@ -178,6 +204,34 @@ impl TransactionHandle<'_> {
         Ok(true)
     }
 
+    /// Allocates a chunk of exactly `bytes` bytes on the member at `index`, in its lowest holes
+    /// below `below`. Returns where its block group begins, or `None` if there is no place. Its
+    /// profile has all copies on one member.
+    pub(crate) fn allocate_tight_chunk(
+        &self,
+        purpose: Purpose,
+        index: usize,
+        bytes: u64,
+        below: u64,
+    ) -> Result<Option<Logical>> {
+        let flags = self.space().flags_for(purpose);
+        let copies = match flags.profile().map_err(malformed)? {
+            Profile::Single => 1,
+            Profile::Dup => 2,
+            _ => return Ok(None),
+        };
+        let plan = |members: &mut [MemberSpace]| {
+            let member = members.get_mut(index)?;
+            chunk_plan::plan_tight(member, bytes, copies, below)
+        };
+        let Some(plan) = self.volume().with_member_spaces(plan)? else { return Ok(None) };
+        let Some(chunk) = self.planned_chunk(purpose, &plan)? else { return Ok(None) };
+        self.obstruct(Obstacle::NewChunk);
+        let start = chunk.start;
+        self.add_chunk(chunk, &plan)?;
+        Ok(Some(start))
+    }
+
     /// Computes how many bytes the next chunk of metadata would hold: 0 when the chunk tree cannot
     /// be changed. The caller holds the chunk lock.
     pub(crate) fn note_next_chunk(&self) -> Result<()> {
@@ -189,6 +243,16 @@ impl TransactionHandle<'_> {
         space.ledger(Purpose::Metadata).note_next_chunk(bytes);
         space.serve(Purpose::Metadata);
         Ok(())
+    }
+
+    /// As [`note_next_chunk`](Self::note_next_chunk), but returns false, without a change, when
+    /// that is too little for the promises.
+    pub(crate) fn may_lose_next_chunk(&self) -> Result<bool> {
+        let bytes = match self.changes_of_chunks()? {
+            0 => 0,
+            _ => self.volume().with_member_spaces(|all| self.next_chunk_bytes(0, all))??,
+        };
+        Ok(self.space().set_next_chunk(bytes))
     }
 
     /// How many bytes the next chunk of metadata would hold with these allocations, `more` bytes of
@@ -208,8 +272,13 @@ impl TransactionHandle<'_> {
         purpose: Purpose,
         members: &[MemberSpace],
     ) -> Result<Option<(Chunk, ChunkPlan)>> {
-        let volume = self.volume();
         let Some(plan) = self.chunk_plan(purpose, members)? else { return Ok(None) };
+        Ok(self.planned_chunk(purpose, &plan)?.map(|chunk| (chunk, plan)))
+    }
+
+    /// The chunk of a plan; `None` when there is no address or no room in the superblock for it.
+    fn planned_chunk(&self, purpose: Purpose, plan: &ChunkPlan) -> Result<Option<Chunk>> {
+        let volume = self.volume();
         // Converted volumes have chunks that end at any address.
         let end = volume.storage.end_of_chunks();
         let Some(start) = end.checked_next_multiple_of(STRIPE_LEN) else { return Ok(None) };
@@ -224,7 +293,7 @@ impl TransactionHandle<'_> {
         let chunk = Chunk { start, length: plan.bytes, flags, profile, stripes };
         let fits = start.0.checked_add(chunk.length).is_some_and(|end| end <= MOST_LOGICAL);
         let fits = fits && (purpose != Purpose::System || self.fits_superblock(&chunk));
-        Ok(fits.then_some((chunk, plan)))
+        Ok(fits.then_some(chunk))
     }
 
     /// The places of the next chunk with these allocations, if there is room for one.
@@ -352,9 +421,21 @@ impl TransactionHandle<'_> {
 
     /// Counts the stripes of a chunk that is added or removed, for their members.
     fn change_allocated(&self, chunk: &Chunk, is_new: bool) -> Result<()> {
+        let whole = |stripe: &Stripe| stripe.physical.0..stripe.physical.0 + chunk.stripe_bytes();
+        self.change_allocated_ranges(chunk, whole, is_new)
+    }
+
+    /// Counts a range of each stripe of a chunk, for their members.
+    fn change_allocated_ranges(
+        &self,
+        chunk: &Chunk,
+        range_of: impl Fn(&Stripe) -> Range<u64>,
+        is_new: bool,
+    ) -> Result<()> {
         let mut stripes: BTreeMap<DeviceId, u64> = BTreeMap::new();
         for stripe in &chunk.stripes {
-            *stripes.entry(stripe.device).or_default() += chunk.stripe_bytes();
+            let range = range_of(stripe);
+            *stripes.entry(stripe.device).or_default() += range.end - range.start;
         }
         for (device, bytes) in stripes {
             let index = self.volume().members().iter().position(|member| member.id == device);
@@ -367,7 +448,7 @@ impl TransactionHandle<'_> {
             })?;
             if let Some(all) = &mut *self.space().member_spaces.lock() {
                 for stripe in chunk.stripes.iter().filter(|stripe| stripe.device == device) {
-                    let range = stripe.physical.0..stripe.physical.0 + chunk.stripe_bytes();
+                    let range = range_of(stripe);
                     if is_new {
                         all[index].take(range);
                     } else {

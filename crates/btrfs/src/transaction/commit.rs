@@ -15,7 +15,8 @@ use std::time::Instant;
 use super::extent_tree::PlannedReferences;
 use super::{Base, LogState, Obstacle};
 use super::{
-    LiveVolume, StopOnPanic, Transaction, TransactionHandle, is_named_by_superblock, root_item_key,
+    LiveVolume, MemberSizes, StopOnPanic, Transaction, TransactionHandle, is_named_by_superblock,
+    root_item_key,
 };
 use crate::block::changes_little;
 use crate::events::{COMMIT, micros};
@@ -57,6 +58,9 @@ impl CommitCause {
         }
     }
 }
+
+/// The last changes of a transaction. An error ends all writing.
+pub(crate) type LastChange<'w, 'v> = Box<dyn FnOnce(&TransactionHandle<'v>) -> Result<()> + 'w>;
 
 /// What the rooms above keep for the running transaction.
 pub(crate) trait RoomsAbove {
@@ -136,7 +140,9 @@ impl Base {
         }
     }
 
-    /// Flushes queued items, and commits if `is_needed` is true after that. Then calls `begin`
+    /// Flushes queued items, and commits if `is_needed` is true after that. `last` makes the last
+    /// changes of the transaction, while no other thread has a handle and all references are in the
+    /// extent tree. Then calls `begin`
     /// while no other thread has a handle, with a handle of the transaction that runs from then on.
     /// The caller holds the commit lock. Returns the result of `begin`, and whether the committed
     /// transaction is on the devices. It is not when it was postponed: then it becomes a part of
@@ -146,6 +152,7 @@ impl Base {
         live: &'v LiveVolume,
         above: &impl RoomsAbove,
         is_needed: impl Fn() -> bool,
+        last: Option<LastChange<'_, 'v>>,
         begin: impl FnOnce(TransactionHandle<'v>) -> Result<T>,
     ) -> Result<(Result<T>, bool)> {
         self.note_failures(live)?;
@@ -177,7 +184,13 @@ impl Base {
             // made in this transaction. Readers must notice that.
             drop(live.freeing.write());
             live.epoch.fetch_add(1, Ordering::AcqRel);
-            let superblock = self.only_handle(live).finish(planned)?;
+            let handle = self.only_handle(live);
+            let mut planned = planned;
+            if let Some(last) = last {
+                handle.run_references(std::mem::take(&mut planned))?;
+                last(&handle)?;
+            }
+            let superblock = handle.finish(planned)?;
             // Wrong accounts may have ended all writing meanwhile.
             live.require_writing()?;
             let before = live.begin_next(&transaction);
@@ -353,7 +366,9 @@ impl TransactionHandle<'_> {
                     item.generation = root.generation.0.into();
                     item.generation_v2 = item.generation;
                     item.bytes_used = used.into();
-                    if root.id.is_subvolume() {
+                    let is_relocated =
+                        || self.transaction.relocated_roots.lock().contains(&root.id);
+                    if root.id.is_subvolume() && !is_relocated() {
                         item.ctransid = item.generation;
                     }
                     Ok(item.as_bytes()[..old.len()].to_vec())
@@ -392,8 +407,12 @@ impl TransactionHandle<'_> {
         }
         item.bytes_used = self.live.space.bytes_used().into();
         self.store_system_chunks(&mut item)?;
-        let allocated = self.live.space.allocated();
-        self.transaction.allocated.get_or_init(|| allocated);
+        let members = self.volume.members().iter().zip(self.live.space.allocated());
+        let sizes: Vec<_> = members
+            .map(|(member, allocated)| MemberSizes { total: member.total_bytes(), allocated })
+            .collect();
+        item.total_bytes = self.live.total_bytes().into();
+        self.transaction.sizes.get_or_init(|| sizes);
         self.store_backup(&mut item)?;
         Ok(item)
     }

@@ -8,6 +8,7 @@
 //! From then on, the old block itself owns what is below it (a *full back reference*).
 
 mod ahead;
+mod moved;
 mod verify;
 
 #[cfg(test)]
@@ -37,6 +38,8 @@ use crate::storage::malformed;
 use crate::transaction::ChangingTree;
 use crate::tree::{Cursor, ItemEdit};
 pub(super) use ahead::PlannedReferences;
+pub(crate) use moved::extents_in;
+pub(super) use moved::{KnownReferences, known_references, no_parent};
 use verify::{KnownExtent, keyed_owner, names, wrong};
 
 /// A parsed item of the extent tree.
@@ -54,7 +57,7 @@ struct ExtentRecord {
 
 /// The effects of references that run together.
 #[derive(Default)]
-struct RefRun {
+pub(super) struct RefRun {
     /// The edits of extent items, in ascending order.
     edits: Vec<(Key, Option<Vec<u8>>)>,
     /// The counts that applying the edits must return.

@@ -42,7 +42,7 @@ use smallvec::SmallVec;
 use tracing::debug;
 
 use super::Base;
-use super::{LiveVolume, Transaction};
+use super::{LiveVolume, MemberSizes, Transaction};
 use crate::block::{Latch, TreeBlock};
 use crate::cores;
 use crate::events::{COMMIT, DEVICE};
@@ -60,7 +60,7 @@ const PARTS_AHEAD: usize = 2;
 
 /// Whether a member has a superblock at this offset.
 fn is_inside(member: &Member, offset: u64) -> bool {
-    offset + SUPERBLOCK_SIZE as u64 <= member.total_bytes
+    offset + SUPERBLOCK_SIZE as u64 <= member.total_bytes()
 }
 
 /// A block that is to be written, with its address.
@@ -111,7 +111,7 @@ impl Base {
         transaction: &Transaction,
         superblock: &SuperblockItem,
     ) -> Result<bool> {
-        let allocated = transaction.allocated.get().map(Vec::as_slice);
+        let sizes = transaction.sizes.get().map(Vec::as_slice);
         let blocks = transaction.dirty.all();
         debug!(
             target: COMMIT,
@@ -120,7 +120,7 @@ impl Base {
             bytes = blocks.len() as u64 * u64::from(self.superblock().node_size),
             "writing tree blocks",
         );
-        self.write_state(&blocks, superblock, allocated, RecordedFailures::WhatIsNoted)
+        self.write_state(&blocks, superblock, sizes, RecordedFailures::WhatIsNoted)
     }
 
     /// Writes the blocks of a log that were taken off, and the superblock of the last commit, which
@@ -138,9 +138,9 @@ impl Base {
         superblock.log_root_level = root.level;
         superblock.log_root_transid = 0.into();
         let last = live.phases.read().before.clone();
-        let allocated = last.as_ref().and_then(|last| last.allocated.get()).map(Vec::as_slice);
+        let sizes = last.as_ref().and_then(|last| last.sizes.get()).map(Vec::as_slice);
         let is_written =
-            self.write_state(blocks, &superblock, allocated, RecordedFailures::WhatIsShown)?;
+            self.write_state(blocks, &superblock, sizes, RecordedFailures::WhatIsShown)?;
         Ok(is_written && !self.storage.hides_failures())
     }
 
@@ -150,7 +150,7 @@ impl Base {
         &self,
         blocks: &[AddressedBlock],
         superblock: &SuperblockItem,
-        allocated: Option<&[u64]>,
+        sizes: Option<&[MemberSizes]>,
         tells: RecordedFailures,
     ) -> Result<bool> {
         self.write_blocks(blocks)?;
@@ -158,10 +158,10 @@ impl Base {
         self.storage.flush_members()?;
         let Some(failed) = self.storage.begin_superblocks(tells) else { return Ok(false) };
         debug!(target: DEVICE, generation = superblock.generation.get(), "writing superblocks");
-        self.write_superblocks(superblock, allocated, &[primary], |_| true)?;
+        self.write_superblocks(superblock, sizes, &[primary], |_| true)?;
         self.storage.flush_members()?;
         self.storage.end_superblocks(failed);
-        self.write_superblocks(superblock, allocated, &copies, |_| true)?;
+        self.write_superblocks(superblock, sizes, &copies, |_| true)?;
         Ok(true)
     }
 
@@ -197,7 +197,7 @@ impl Base {
 
     /// Seals blocks and writes them to all their places, in physical order. The requests are the
     /// same however many threads seal.
-    fn write_blocks(&self, blocks: &[AddressedBlock]) -> Result<()> {
+    pub(super) fn write_blocks(&self, blocks: &[AddressedBlock]) -> Result<()> {
         let most = (REQUEST_BYTES / self.superblock().node_size as usize).max(1);
         let (plan, order) = self.plan(blocks, most)?;
         let parts: Vec<_> = order.chunks(most).collect();
@@ -379,7 +379,7 @@ impl Base {
     fn write_superblocks(
         &self,
         superblock: &SuperblockItem,
-        allocated: Option<&[u64]>,
+        sizes: Option<&[MemberSizes]>,
         offsets: &[u64],
         is_wanted: impl Fn(&Member) -> bool,
     ) -> Result<()> {
@@ -390,8 +390,9 @@ impl Base {
             }
             let mut item = Box::new(*superblock);
             item.dev_item = member.item;
-            if let Some(allocated) = allocated {
-                item.dev_item.bytes_used = allocated[index].into();
+            if let Some(sizes) = sizes.and_then(|sizes| sizes.get(index)) {
+                item.dev_item.bytes_used = sizes.allocated.into();
+                item.dev_item.total_bytes = sizes.total.into();
             }
             let inside = offsets.iter().copied().filter(|offset| is_inside(member, *offset));
             let writes = inside.map(|offset| {

@@ -174,6 +174,9 @@ pub(crate) fn remove_empty_groups(volume: &Rooms) -> Result<()> {
 /// are not needed now but would be kept for later.
 fn remove_empty(volume: &Rooms, data_wants_room: bool) -> Result<()> {
     let live = volume.live()?;
+    if live.space.keeps_empty_groups() {
+        return Ok(());
+    }
     for group in live.space.empty_groups() {
         let items = live.space.chunk_items() + bitmap_leaves(volume, &group);
         let Some(handle) = volume.try_join(live, items, Claim::LastResort)? else {
@@ -198,7 +201,7 @@ fn remove_empty(volume: &Rooms, data_wants_room: bool) -> Result<()> {
 }
 
 /// Leaves that the bitmaps of a block group may fill.
-fn bitmap_leaves(volume: &Rooms, group: &BlockGroup) -> u64 {
+pub(super) fn bitmap_leaves(volume: &Rooms, group: &BlockGroup) -> u64 {
     let sector = u64::from(volume.superblock().sector_size);
     let bitmap_bytes = group.len / sector / 8;
     2 + 4 * bitmap_bytes / u64::from(volume.superblock().node_size)

@@ -10,7 +10,9 @@ use crate::events::{COMMIT, clock, micros};
 use crate::inode::{AtRest, Rooms, RoomsHandle, Upkeep, write_back};
 use crate::log::{LogTrees, RunningLog};
 use crate::space::{Purpose, Waiter};
-use crate::transaction::{ChangingTree, CommitCause, LiveVolume, RoomsAbove, TransactionHandle};
+use crate::transaction::{
+    ChangingTree, CommitCause, LastChange, LiveVolume, RoomsAbove, TransactionHandle,
+};
 
 impl Upkeep for Keeper {
     fn lead(&self, volume: &Rooms, purpose: Purpose, own: &Waiter) -> Result<()> {
@@ -37,7 +39,7 @@ impl Upkeep for Keeper {
         if volume.dirty_tree_bytes()? <= dirty_bytes && !must_tell {
             return Ok(());
         }
-        self.commit_and(volume, live, cause, || true, |_| Ok(()))
+        self.commit_and(volume, live, cause, || true, None, |_| Ok(()))
     }
 
     fn commit_one(&self, volume: &Rooms, generation: Generation, cause: CommitCause) -> Result<()> {
@@ -51,7 +53,7 @@ impl Upkeep for Keeper {
         if live.running() != generation && !volume.storage.hides_failures() {
             return Ok(());
         }
-        self.commit_and(volume, live, cause, || true, |_| Ok(()))
+        self.commit_and(volume, live, cause, || true, None, |_| Ok(()))
     }
 
     fn at_rest<'v>(
@@ -66,14 +68,29 @@ impl Upkeep for Keeper {
         write_back_first(volume)?;
         let _commit = live.lock_commits();
         let is_changed = || tree.root.read().generation == live.running();
-        self.commit_and(volume, live, CommitCause::Snapshot, is_changed, work)
+        self.commit_and(volume, live, CommitCause::Snapshot, is_changed, None, work)
     }
 }
 
 impl Keeper {
+    /// Commits the running transaction, and lets `last` make its last changes.
+    pub(super) fn commit_with<'v>(
+        &self,
+        volume: &'v Rooms,
+        cause: CommitCause,
+        last: LastChange<'_, 'v>,
+    ) -> Result<()> {
+        let live = volume.live()?;
+        #[cfg(debug_assertions)]
+        crate::block::lock_order::require_no_handle();
+        let _commit = live.lock_commits();
+        live.require_writing()?;
+        self.commit_and(volume, live, cause, || true, Some(last), |_| Ok(()))
+    }
+
     /// Flushes the delayed items, and then commits if `is_needed`. Calls `begin` while no other
-    /// thread has a handle, with a handle of the transaction that runs afterwards. The caller holds
-    /// the commit lock.
+    /// thread has a handle, with a handle of the transaction that runs afterwards. `last` makes the
+    /// last changes of the committed transaction. The caller holds the commit lock.
     ///
     /// When members fail meanwhile, more commits follow until the superblocks record the failures
     /// (`storage/failing`).
@@ -83,16 +100,18 @@ impl Keeper {
         live: &'v LiveVolume,
         cause: CommitCause,
         is_needed: impl Fn() -> bool,
+        last: Option<LastChange<'_, 'v>>,
         begin: impl FnOnce(RoomsHandle<'v>) -> Result<()>,
     ) -> Result<()> {
         let hidden = || volume.storage.hides_failures() || volume.storage.has_errors_of_writing();
-        let outcome = self.commit_once(volume, live, cause, || hidden() || is_needed(), begin);
+        let outcome =
+            self.commit_once(volume, live, cause, || hidden() || is_needed(), last, begin);
         // One more commit stores the errors of this one, if there is room for them.
         let mut stores_errors = volume.storage.has_errors_of_writing();
         while volume.storage.hides_failures() || std::mem::take(&mut stores_errors) {
             // Postponed work waits for this commit.
             let follow =
-                || self.commit_once(volume, live, CommitCause::Member, || true, |_| Ok(()));
+                || self.commit_once(volume, live, CommitCause::Member, || true, None, |_| Ok(()));
             if let Err(error) = live.all_or_stop(follow) {
                 return outcome.and(Err(error));
             }
@@ -107,13 +126,15 @@ impl Keeper {
         live: &'v LiveVolume,
         cause: CommitCause,
         is_needed: impl Fn() -> bool,
+        last: Option<LastChange<'_, 'v>>,
         begin: impl FnOnce(RoomsHandle<'v>) -> Result<()>,
     ) -> Result<()> {
         let (generation, clock) = (live.running().0, clock!(COMMIT, INFO));
         debug!(target: COMMIT, generation, ?cause, "a commit begins");
         let above = KeptAbove { delayed: &volume.delayed, log: &self.log };
         let begin = |core| begin(RoomsHandle::new(volume, core));
-        let (outcome, is_complete) = volume.base.commit_running(live, &above, is_needed, begin)?;
+        let (outcome, is_complete) =
+            volume.base.commit_running(live, &above, is_needed, last, begin)?;
         if !is_complete {
             debug!(target: COMMIT, generation, "nothing is committed");
             return outcome;

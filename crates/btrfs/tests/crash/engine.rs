@@ -7,13 +7,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use offshoot_btrfs::{
     BtrfsVolume, Compress, EngineOptions, MkfsOptions, Reporter, SubvolumeId, VolumeReport, mkfs,
 };
+use offshoot_btrfs_format::DeviceId;
 use offshoot_btrfs_format::chunk::Profile;
 use offshoot_btrfs_format::superblock::SUPERBLOCK_OFFSETS;
 use offshoot_device::{BlockDevice, MemoryDevice};
 use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges::Judges;
 use offshoot_testkit::crash::{MemberDevices, OpenedVolume, TestedEngine};
-use offshoot_vfs::{Result, Timestamp};
+use offshoot_testkit::model::subvolumes::{Settings, SubvolumeCalls};
+use offshoot_vfs::{EntryPlace, FileId, NewFile, Result, Timestamp};
 use uuid::Uuid;
 
 use crate::accounts;
@@ -33,11 +35,19 @@ pub(crate) struct OurEngine {
     pub(crate) has_tree_log: bool,
     /// Whether it trims the volume after it has opened it, and discards what commits free.
     pub(crate) discards: bool,
+    /// Whether it moves everything in the volume to another place when it has opened it, and when
+    /// it is to drop deleted subvolumes; and gives the first member other sizes meanwhile.
+    pub(crate) moves: bool,
 }
 
 /// The engine as it is by default.
-pub(crate) const OURS: OurEngine =
-    OurEngine { dirty_bytes: 64 << 20, compress: None, has_tree_log: true, discards: false };
+pub(crate) const OURS: OurEngine = OurEngine {
+    dirty_bytes: 64 << 20,
+    compress: None,
+    has_tree_log: true,
+    discards: false,
+    moves: false,
+};
 
 /// The engine that commits by itself after almost every change: one changed tree block is too much.
 pub(crate) const EAGER: OurEngine = OurEngine { dirty_bytes: 8 << 10, ..OURS };
@@ -47,6 +57,9 @@ pub(crate) const WITHOUT_LOGS: OurEngine = OurEngine { has_tree_log: false, ..OU
 
 /// The engine that compresses everything.
 pub(crate) const PACKING: OurEngine = OurEngine { compress: Some("zstd:1"), ..OURS };
+
+/// The engine that moves everything.
+pub(crate) const MOVING: OurEngine = OurEngine { moves: true, ..OURS };
 
 /// The engine that discards.
 pub(crate) const DISCARDING: OurEngine = OurEngine { discards: true, ..OURS };
@@ -81,11 +94,83 @@ impl TestedEngine for OurEngine {
         if discards {
             volume.trim(0..u64::MAX)?;
         }
-        Ok(OpenedVolume { survived, ..opened(&volume)? })
+        let opened = opened(&volume)?;
+        if !self.moves {
+            return Ok(OpenedVolume { survived, ..opened });
+        }
+        move_all(&volume)?;
+        let calls = Box::new(MovingCalls(Calls(volume.filesystem(SubvolumeId::FS)?)));
+        Ok(OpenedVolume { survived, subvolumes: calls, ..opened })
     }
 
     fn check(&self, devices: MemberDevices) -> Result<()> {
         accounts::check(&BtrfsVolume::open(devices, &EngineOptions::default())?)
+    }
+}
+
+/// Moves everything: out of each block group, and from the end of the first member to its beginning
+/// and back.
+fn move_all(volume: &BtrfsVolume) -> Result<()> {
+    let id = DeviceId(1);
+    // After a cut the volume may still have the smallest size.
+    let device = volume.members()[0].device.as_ref().expect("no member is missing");
+    let bytes = device.size_bytes();
+    if volume.members().len() == 1 {
+        // A member without a copy of its superblock would not survive a torn one.
+        volume.resize_to_minimum(id, SUPERBLOCK_OFFSETS[1] + (1 << 20))?;
+    } else {
+        volume.resize(id, bytes / 4 * 3)?;
+    }
+    volume.resize(id, bytes)?;
+    let starts: Vec<_> = volume.chunks().map(|chunk| chunk.start).collect();
+    starts.into_iter().try_for_each(|start| volume.relocate(start))
+}
+
+/// The calls of an engine that moves everything when it is to drop deleted subvolumes.
+struct MovingCalls(Calls);
+
+impl SubvolumeCalls for MovingCalls {
+    fn drop_deleted(&self) -> Result<()> {
+        self.0.drop_deleted()?;
+        move_all(self.0.0.volume())
+    }
+
+    fn create_subvolume(&self, place: EntryPlace<'_>, new: &NewFile) -> Result<FileId> {
+        self.0.create_subvolume(place, new)
+    }
+
+    fn snapshot(
+        &self,
+        source: FileId,
+        place: EntryPlace<'_>,
+        is_read_only: bool,
+        at: Timestamp,
+    ) -> Result<FileId> {
+        self.0.snapshot(source, place, is_read_only, at)
+    }
+
+    fn delete_subvolume(&self, place: EntryPlace<'_>, at: Timestamp) -> Result<()> {
+        self.0.delete_subvolume(place, at)
+    }
+
+    fn set_read_only(&self, root: FileId, is_read_only: bool) -> Result<()> {
+        self.0.set_read_only(root, is_read_only)
+    }
+
+    fn set_default(&self, root: FileId) -> Result<()> {
+        self.0.set_default(root)
+    }
+
+    fn settings(&self, file: FileId) -> Result<Option<Settings>> {
+        self.0.settings(file)
+    }
+
+    fn default(&self) -> Result<FileId> {
+        self.0.default()
+    }
+
+    fn made(&self, file: FileId) -> Result<Timestamp> {
+        self.0.made(file)
     }
 }
 

@@ -9,6 +9,7 @@
 //! | `small_nodes` | some of these where trees have more levels |
 //! | `commits_by_itself` | some of these with an engine that commits more often than the caller asks |
 //! | `discarding` | some of these with an engine that trims, and discards what commits free; the device leaves garbage there |
+//! | `moving` | some of these with an engine that moves everything to another place, and makes a member smaller and larger |
 //! | `quotas` | some of these on volumes with quotas, which `btrfs check` counts |
 //! | `rounds` | many commits one after the other |
 //! | `tides` | space that is allocated to chunks and given back |
@@ -56,8 +57,8 @@ use offshoot_testkit::crash::{
 use offshoot_testkit::random::{Random, seed_of_run};
 
 use engine::{
-    ALL_TWICE, DISCARDING, EAGER, ONE, OURS, OurEngine, PACKING, SETS, SMALL, SMALL_NODES, TINY,
-    VolumeShape, WITHOUT_LOGS, made_by_progs, volume,
+    ALL_TWICE, DISCARDING, EAGER, MOVING, ONE, OURS, OurEngine, PACKING, SETS, SMALL, SMALL_NODES,
+    TINY, VolumeShape, WITHOUT_LOGS, made_by_progs, volume,
 };
 use judge::OutsideJudges;
 
@@ -230,6 +231,21 @@ fn discarding() {
     explore(&DISCARDING, SETS[1], plan(seed), 250, some_twos(&generator, 3, seed));
     let plan = CrashPlan { exhaustive_limit: 2, samples_per_epoch: 4, ..plan(seed) };
     explore(&DISCARDING, ONE, plan, 100, std::iter::once(long::tides(2, 5 << 20)));
+}
+
+/// The engine moves everything when it opens a volume, so cuts fall among the moves. It does so
+/// again where a workload drops deleted subvolumes, between other changes.
+#[test]
+fn moving() {
+    let (seed, generator) = (seed_of_run(), Generator::default());
+    let plan = CrashPlan { exhaustive_limit: 2, samples_per_epoch: 3, ..plan(seed) };
+    let twos = |number| some_twos(&generator, 2, seed.wrapping_add(number));
+    let drops = some_twos(&generator, usize::MAX, seed.wrapping_add(1))
+        .filter(|workload| does(workload, |op| matches!(op, WorkloadOp::DropDeleted)))
+        .take(2);
+    explore(&MOVING, ONE, plan, 200, twos(2).chain(drops).chain([long::rounds(2)]));
+    explore(&MOVING, SMALL_NODES, plan, 200, twos(3));
+    explore(&MOVING, SETS[0], plan, 200, twos(4).take(1));
 }
 
 /// Requires that the discarding engine discards after it has opened a volume, and after commits.

@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::sync::Arc;
 
+use offshoot_btrfs::Member;
 use offshoot_btrfs_format::TreeId;
 use offshoot_btrfs_format::chunk::Chunk;
 use offshoot_vfs::{Code, Error, FileSystem};
@@ -59,7 +60,7 @@ pub(super) fn run(
     };
     let volume = &session.volume;
     let sizes = volume.filesystem(TreeId::FS)?.statfs()?;
-    let members = volume.members().iter().map(|one| one.total_bytes);
+    let members = volume.members().iter().map(Member::total_bytes);
     let on_devices = |chunk: Chunk| chunk.stripe_bytes().saturating_mul(chunk.stripes.len() as u64);
     let allocated = volume.chunks().map(on_devices).fold(0, u64::saturating_add);
     let kind = |allocation: Allocation| {

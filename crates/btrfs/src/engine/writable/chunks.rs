@@ -101,7 +101,7 @@ impl Engine {
     fn require_long_members(&self) -> Result<()> {
         for member in self.members() {
             let Some(device) = &member.device else { continue };
-            let (size, expected) = (device.size_bytes(), member.total_bytes);
+            let (size, expected) = (device.size_bytes(), member.total_bytes());
             if expected > size {
                 let (id, name) = (member.id, member.name());
                 let problem = format!(

@@ -52,7 +52,7 @@ pub(super) fn wrong(logical: Logical, problem: &str) -> Error {
 }
 
 /// Whether an item with this key is that of an extent.
-fn is_extent(key: Key) -> bool {
+pub(super) fn is_extent(key: Key) -> bool {
     matches!(key.item_type, ItemType::EXTENT_ITEM | ItemType::METADATA_ITEM)
 }
 
@@ -63,7 +63,7 @@ fn is_reference(key: Key, logical: Logical) -> bool {
 }
 
 /// The range of the extent whose item has this key.
-fn range_of(key: Key, node_size: u64) -> Range<u64> {
+pub(super) fn range_of(key: Key, node_size: u64) -> Range<u64> {
     let len = if key.item_type == ItemType::METADATA_ITEM { node_size } else { key.offset };
     key.objectid..key.objectid.saturating_add(len)
 }

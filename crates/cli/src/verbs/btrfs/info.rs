@@ -84,7 +84,7 @@ impl Info {
             missing: member.device.is_none(),
             stale: member.is_stale(),
             seed: member.is_seed,
-            size: member.total_bytes,
+            size: member.total_bytes(),
             allocated: member.allocated_bytes,
         });
         Self {

@@ -63,7 +63,7 @@ pub(super) fn print(
     line(out, "Number of devices:", &members.len().to_string())?;
     writeln!(out, "Devices:\n   ID        SIZE  PATH")?;
     for (member, path) in members.iter().zip(&arguments.devices) {
-        let (id, bytes) = (member.id.0, size(member.total_bytes));
+        let (id, bytes) = (member.id.0, size(member.total_bytes()));
         writeln!(out, "{id:>5}  {bytes:>10}  {}", path.display())?;
     }
     Ok(writeln!(out)?)
