@@ -40,7 +40,7 @@ pub(crate) use mounted::OnMount;
 pub(crate) use property::{
     GetPropertyArguments, ListPropertyArguments, Property, PropertyVerb, SetPropertyArguments,
 };
-pub(crate) use size::parse_size;
+pub(crate) use size::{NewSize, SizeChange, parse_minimal, parse_size};
 pub(crate) use subvolume::{
     EditSubvolumeArguments, ListArguments, SetArguments, SnapshotArguments, SubvolumeArguments,
     SubvolumeVerb, SubvolumesArguments,
@@ -127,6 +127,19 @@ What deleted subvolumes hold is not free until it is dropped.
 Examples:
   offshoot trim disk.img
   offshoot trim /dev/sdb --device /dev/sdc --json";
+
+const RESIZE_HELP: &str = "\
+SIZE is a new size such as 20G, a change such as +4G or -512M, max for all of the device, or minimal for the smallest size; minimal+64M leaves so much room at the end. \
+For a volume with several devices the number of one comes before it, as in 2:20G; otherwise it is device 1.
+
+What lies behind a new end moves first: no file, snapshot or clone changes, and what is shared stays shared. An image file becomes longer before its volume grows and is cut off after that has shrunk. A power cut at any time leaves the volume as it was, or with the new size. \
+A volume that is mounted with offshoot can be used meanwhile; its image keeps its length when the volume shrinks.
+
+Examples:
+  offshoot resize root.img 8G
+  offshoot resize root.img minimal
+  offshoot resize /mnt -- -10G
+  offshoot resize /dev/sdb --device /dev/sdc 2:max";
 
 const CHECK_HELP: &str = "\
 Nothing is written. Each finding has a number that stays the same in all versions, a place and a text; the exit code is 3 then, and 0 if \
@@ -310,6 +323,9 @@ pub(crate) enum Verb {
     /// Tell the devices of a volume which ranges of them hold nothing
     #[command(after_help = TRIM_HELP)]
     Trim(InfoArguments),
+    /// Make a device of a btrfs volume larger or smaller
+    #[command(after_help = RESIZE_HELP)]
+    Resize(ResizeArguments),
     /// Compare everything that the structures of an XFS volume say about each other
     #[command(after_help = CHECK_HELP)]
     Check(InfoArguments),
@@ -509,6 +525,15 @@ pub(crate) struct InfoArguments {
     /// Write JSON
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Args)]
+pub(crate) struct ResizeArguments {
+    #[command(flatten)]
+    pub(crate) info: InfoArguments,
+    /// The new size, with the number of the device before it if the volume has several
+    #[arg(value_name = "[DEVID:]SIZE", value_parser = NewSize::parse, allow_hyphen_values = true)]
+    pub(crate) size: NewSize,
 }
 
 #[derive(Args)]

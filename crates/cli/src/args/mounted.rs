@@ -44,6 +44,9 @@ impl Verb {
             }
             Self::Property(verb) => OnMount { takes_files: true, ..of_property(verb) },
             Self::Trim(arguments) => OnMount { changes: true, ..of_volume(&mut arguments.volume) },
+            Self::Resize(arguments) => {
+                OnMount { changes: true, ..of_volume(&mut arguments.info.volume) }
+            }
             Self::Scrub(arguments) => {
                 OnMount { changes: !arguments.read_only, ..of_volume(&mut arguments.volume) }
             }

@@ -37,9 +37,88 @@ pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     u64::try_from(u128::from(whole) * scale + part * scale / tens).map_err(|_| too_large())
 }
 
+/// The size that a device is to have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct NewSize {
+    /// The number of the device.
+    pub(crate) device: u64,
+    /// Its size.
+    pub(crate) size: SizeChange,
+}
+
+/// A new size, or a change of a size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SizeChange {
+    /// So many bytes.
+    To(u64),
+    /// So many bytes more.
+    More(u64),
+    /// So many bytes less.
+    Less(u64),
+    /// All that the device has.
+    Max,
+    /// The smallest size, and so many bytes more.
+    Minimal(u64),
+}
+
+impl NewSize {
+    /// The size that the command line names.
+    pub(crate) fn parse(text: &str) -> Result<Self, String> {
+        let (device, size) = match text.split_once(':') {
+            Some((device, size)) => {
+                let device = device.parse().map_err(|_| {
+                    format!("the number of a device is expected before the colon, not {device}")
+                })?;
+                (device, size)
+            }
+            None => (1, text),
+        };
+        let size = if size == "max" {
+            SizeChange::Max
+        } else if let Some(slack) = parse_minimal(size) {
+            SizeChange::Minimal(slack?)
+        } else if let Some(more) = size.strip_prefix('+') {
+            SizeChange::More(parse_size(more)?)
+        } else if let Some(less) = size.strip_prefix('-') {
+            SizeChange::Less(parse_size(less)?)
+        } else {
+            SizeChange::To(parse_size(size)?)
+        };
+        Ok(Self { device, size })
+    }
+}
+
+/// The bytes behind `minimal+`, 0 for `minimal` alone; `None` for another text.
+pub(crate) fn parse_minimal(text: &str) -> Option<Result<u64, String>> {
+    let slack = text.strip_prefix("minimal")?;
+    Some(match slack.strip_prefix('+') {
+        Some(slack) => parse_size(slack),
+        None if slack.is_empty() => Ok(0),
+        None => Err(format!("minimal or minimal+SIZE is expected, not {text}")),
+    })
+}
+
 #[cfg(test)]
 mod tests {
-    use super::parse_size;
+    use super::{NewSize, SizeChange, parse_size};
+
+    #[test]
+    fn new_sizes() {
+        for (text, device, size) in [
+            ("20G", 1, SizeChange::To(20 << 30)),
+            ("2:20G", 2, SizeChange::To(20 << 30)),
+            ("+4K", 1, SizeChange::More(4096)),
+            ("3:-4K", 3, SizeChange::Less(4096)),
+            ("max", 1, SizeChange::Max),
+            ("minimal", 1, SizeChange::Minimal(0)),
+            ("1:minimal+64M", 1, SizeChange::Minimal(64 << 20)),
+        ] {
+            assert_eq!(NewSize::parse(text), Ok(NewSize { device, size }), "{text}");
+        }
+        for text in ["", "x:4K", ":4K", "+", "-", "minimal-4K", "minimal+", "maximal", "--4K"] {
+            NewSize::parse(text).expect_err(text);
+        }
+    }
 
     #[test]
     fn sizes() {

@@ -11,6 +11,7 @@
 //! | `properties` | `btrfs property`, `getfattr`, `fallocate`, `filefrag` on the mount of the kernel |
 //! | `subvolume` | `btrfs check`, and the list of the kernel |
 //! | `scrub` | known damage, `btrfs check` |
+//! | `resize` | the length of the image, `btrfs check` |
 //! | `trim` | the allocated blocks of an image, `btrfs check` |
 
 mod coreutils;
@@ -25,6 +26,7 @@ mod program;
 mod properties;
 mod refused;
 mod replaced;
+mod resize;
 mod scrub;
 mod subvolume;
 mod trim;

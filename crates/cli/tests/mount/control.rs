@@ -2,6 +2,7 @@
 
 mod clients;
 mod deleted;
+mod resized;
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
