@@ -32,6 +32,7 @@ use crate::output::{Console, Escaped, human_size, json_name, write_line};
 use crate::verbs::btrfs::build::{NewSnapshot, NewSubvolume};
 use crate::verbs::mkfs::{NewVolumeArguments, NewVolumeFormat, NewVolumeOptions, usage};
 use crate::verbs::{btrfs, xfs};
+use arguments::VolumeSize;
 pub(crate) use arguments::{BUILD_HELP, BuildArguments};
 pub(in crate::verbs) use fill::{FreshVolume, GROWN_MAX, VolumeFill, fill_options, is_full};
 use layers::{LayerForm, place_trees};
@@ -63,11 +64,16 @@ pub(super) fn run(
     let snapshots: Vec<_> =
         arguments.snapshots.iter().map(|text| NewSnapshot::parse(text)).collect::<Result<_>>()?;
     let keeps_layers = arguments.layers == LayerForm::Snapshots;
+    let minimal = match arguments.size {
+        Some(VolumeSize::Minimal(slack)) => Some(slack),
+        _ => None,
+    };
     let given = [
         (!subvolumes.is_empty(), "--subvolume"),
         (!snapshots.is_empty(), "--snapshot"),
         (keeps_layers, "--layers snapshots"),
         (!arguments.properties.is_empty(), "--property"),
+        (minimal.is_some(), "--size minimal"),
     ];
     let given = given.iter().find_map(|&(is_given, option)| is_given.then_some(option));
     if arguments.volume.format == NewVolumeFormat::Xfs
@@ -87,9 +93,9 @@ pub(super) fn run(
     let process = Process::prepare()?;
     options.images.extend(host_id_of_file(&image.path));
     let root_owner = arguments.volume.root_owner;
-    let fill = VolumeFill { inputs, subvolumes, snapshots, root_owner, process, console };
+    let fill = VolumeFill { inputs, subvolumes, snapshots, root_owner, minimal, process, console };
     let run = BuildRun { arguments, made, image, fill };
-    let (mut size_bytes, expected) = if let Some(bytes) = arguments.size {
+    let (mut size_bytes, expected) = if let Some(VolumeSize::Bytes(bytes)) = arguments.size {
         (bytes, run.fill.expected(&options).map_err(|failure| run.ended(failure))?)
     } else {
         let size = run.fill.measure(&options).map_err(|failure| run.ended(failure))?;
@@ -98,7 +104,7 @@ pub(super) fn run(
     let mut grown = 0;
     let built = loop {
         match run.build(size_bytes, &mut options, expected) {
-            Err(failure) if grown < GROWN_MAX && arguments.size.is_none() && is_full(&failure) => {
+            Err(failure) if grown < GROWN_MAX && is_measured(arguments) && is_full(&failure) => {
                 (size_bytes, grown) = (size_bytes.saturating_mul(2), grown + 1);
             }
             built => break built?,
@@ -160,12 +166,17 @@ fn require_measurable(arguments: &BuildArguments, inputs: &[BuildInput]) -> Resu
     if inputs.iter().filter(is_stdin).count() > 1 {
         return Err(VerbFailure::Usage("standard input (-) is one source, and not two".into()));
     }
-    if arguments.size.is_none() && inputs.iter().any(|input| input.source.is_stream()) {
+    if is_measured(arguments) && inputs.iter().any(|input| input.source.is_stream()) {
         let message = "how much comes from a pipe is not known before its end: say how large the \
                        volume is to be with --size";
         return Err(VerbFailure::Usage(message.into()));
     }
     Ok(())
+}
+
+/// Whether the sources say how large the volume is made.
+fn is_measured(arguments: &BuildArguments) -> bool {
+    !matches!(arguments.size, Some(VolumeSize::Bytes(_)))
 }
 
 fn size_for(size: &SourceSize, arguments: &NewVolumeArguments) -> u64 {
@@ -273,12 +284,14 @@ impl BuildRun<'_> {
         let fresh = match self.arguments.volume.format {
             NewVolumeFormat::Btrfs => {
                 let storing = self.arguments.storing.chosen();
-                btrfs::build::open_new(device, storing, self.fill.console)
+                btrfs::build::open_new(device.clone(), storing, self.fill.console)
             }
-            NewVolumeFormat::Xfs => xfs::build::open_new(device, self.fill.console),
+            NewVolumeFormat::Xfs => xfs::build::open_new(device.clone(), self.fill.console),
         }?;
         let outcome = self.fill.fill(fresh, options, expected);
         let outcome = outcome.map_err(|failure| self.ended(failure))?;
+        let total_bytes = device.size_bytes();
+        drop(device);
         let metadata = fs::metadata(temporary.path()).map_err(|error| self.image.failed(error))?;
         if interrupt::is_interrupted() {
             return Err(self.ended(TransferFailure::Interrupted));
@@ -291,7 +304,7 @@ impl BuildRun<'_> {
                 NewVolumeFormat::Xfs => "xfs",
             },
             uuid,
-            total_bytes: size_bytes,
+            total_bytes,
             image_bytes: metadata.blocks().saturating_mul(512),
             outcome,
         })

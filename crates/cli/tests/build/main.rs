@@ -6,6 +6,7 @@
 //! | `layered` | the same, of layers as snapshots |
 //! | `judged` | the check of the format, and the kernel, whose mount shows what the source has |
 //! | `manifests` | the same, from the manifests of other programs |
+//! | `minimal` | the smallest images of `mkfs.btrfs`; `btrfs check`, the kernel, which shows, writes and fills them |
 //! | `refused` | what must be refused, and that nothing is left of it |
 //! | `shaped` | what other programs set or say, where options change what the sources have |
 //! | `same` | the bytes of images that are built again |
@@ -18,6 +19,7 @@ mod layered;
 #[path = "../shared/lines.rs"]
 mod lines;
 mod manifests;
+mod minimal;
 mod oci;
 #[path = "../shared/program.rs"]
 mod other_program;

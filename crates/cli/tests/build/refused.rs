@@ -39,7 +39,7 @@ fn wrong_command_lines() {
     let format = format_name();
     for (line, said) in [
         ("build v.img", "--from <SOURCE>"),
-        ("build v.img --from d --size minimal", "the smallest size is not found yet"),
+        ("build v.img --from d --size minimal-1G", "minimal or minimal+SIZE"),
         ("build v.img --to /x --from d", "--to stands behind the --from"),
         ("build v.img --from d --to /a --to /b", "a source has two --to"),
         ("build v.img --from -", "with --size"),

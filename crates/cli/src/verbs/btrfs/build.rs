@@ -11,7 +11,7 @@ use offshoot_btrfs_format::chunk::Profile;
 use offshoot_btrfs_format::dir::{DirItemEntry, file_type};
 use offshoot_btrfs_format::edit::{ITEM_SIZE, leaf_capacity};
 use offshoot_btrfs_format::encode::dir_entry;
-use offshoot_btrfs_format::{Key, TreeId};
+use offshoot_btrfs_format::{DeviceId, Key, TreeId};
 use offshoot_device::BlockDevice;
 use offshoot_transfer::build::{FileProperty, SourceSize};
 use offshoot_vfs::path::{LastLink, at_path, resolve};
@@ -149,6 +149,11 @@ pub(in crate::verbs) fn parse_property(text: &OsStr) -> Result<(&[u8], FilePrope
         }
         _ => wrong("compression is zstd, lzo, zlib, none or no"),
     }
+}
+
+/// Makes the volume as small as it can be, and `slack` bytes longer.
+pub(in crate::verbs) fn make_minimal(fs: &Filesystem, slack: u64) -> vfs::Result<()> {
+    fs.volume().resize_to_minimum(DeviceId(1), slack).map(drop)
 }
 
 /// Makes the subvolumes, and the directories that lead to them, in an empty volume. What the

@@ -9,7 +9,7 @@ use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches, value_pars
 use offshoot_transfer::build::{BuildInput, BuildSource};
 
 use super::layers::LayerForm;
-use crate::args::parse_size;
+use crate::args::{parse_minimal, parse_size};
 use crate::exit::{Result, VerbFailure};
 use crate::verbs::btrfs::storing::StoringArguments;
 use crate::verbs::mkfs::{NewVolumeArguments, parse_owner};
@@ -32,6 +32,7 @@ The same sources and options, a UUID among them, then make the same bytes.
 Examples:
   offshoot build root.img --from rootfs/
   offshoot build root.img --from rootfs.tar.zst --size 4G --label root
+  offshoot build root.img --from rootfs/ --size minimal+256M
   offshoot build root.img --from base.tar --from overlay/ --from modules.tar.xz --to /lib/modules
   zcat rootfs.tar.gz | offshoot build root.img --from - --size 2G
   offshoot build app.img --from oci:image:latest --compress zstd:3
@@ -50,9 +51,10 @@ pub(crate) struct BuildArguments {
     pub(crate) image: PathBuf,
     #[command(flatten)]
     pub(crate) sources: SourceArguments,
-    /// The size of the volume: so that the sources have room, and a little more, otherwise
-    #[arg(long, value_name = "SIZE", value_parser = parse_volume_size)]
-    pub(crate) size: Option<u64>,
+    /// The size of the volume, or minimal for the smallest one, or minimal+SIZE for so much more:
+    /// so that the sources have room, and a little more, otherwise
+    #[arg(long, value_name = "SIZE", value_parser = VolumeSize::parse)]
+    pub(crate) size: Option<VolumeSize>,
     /// Leave out files with such names, or with a / such paths in a source
     #[arg(long, value_name = "PATTERN", action = ArgAction::Append)]
     pub(crate) exclude: Vec<OsString>,
@@ -110,12 +112,20 @@ fn parse_mapped(text: &str) -> Result<(u32, u32, u32), String> {
     }
 }
 
-fn parse_volume_size(text: &str) -> Result<u64, String> {
-    if text.starts_with("minimal") {
-        return Err("the smallest size is not found yet; leave --size out for one with some room"
-            .to_owned());
+/// The size of the volume that is built.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum VolumeSize {
+    /// So many bytes.
+    Bytes(u64),
+    /// The smallest size, and so many bytes more.
+    Minimal(u64),
+}
+
+impl VolumeSize {
+    fn parse(text: &str) -> Result<Self, String> {
+        parse_minimal(text)
+            .map_or_else(|| parse_size(text).map(Self::Bytes), |slack| slack.map(Self::Minimal))
     }
-    parse_size(text)
 }
 
 /// The sources, each with the `--to` behind it. Their order on the command line matters, which

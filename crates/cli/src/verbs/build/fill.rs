@@ -41,6 +41,8 @@ pub(in crate::verbs) struct VolumeFill<'a> {
     pub(in crate::verbs) snapshots: Vec<NewSnapshot>,
     /// The owner of the root directory, instead of that which the sources say.
     pub(in crate::verbs) root_owner: Option<(u32, u32)>,
+    /// The volume becomes as small as it can be, and so many bytes longer.
+    pub(in crate::verbs) minimal: Option<u64>,
     pub(in crate::verbs) process: Process,
     pub(in crate::verbs) console: &'a Arc<Console>,
 }
@@ -110,8 +112,12 @@ impl VolumeFill<'_> {
             self.snapshots.iter().try_for_each(|snapshot| snapshot.take(tree, &new))?;
             btrfs::build::settle_subvolumes(tree, &self.subvolumes, options.at)?;
         }
-        let FreshVolume { volume, files, btrfs: _ } = fresh;
-        files.sync().and(volume.shut_down())?;
+        let FreshVolume { volume, files, btrfs } = fresh;
+        let made = files.sync().and_then(|()| match (&btrfs, self.minimal) {
+            (Some(tree), Some(slack)) => btrfs::build::make_minimal(tree, slack),
+            _ => Ok(()),
+        });
+        made.and(volume.shut_down())?;
         Ok(outcome)
     }
 }

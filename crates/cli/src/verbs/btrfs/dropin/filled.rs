@@ -87,6 +87,7 @@ pub(super) fn run(
         subvolumes,
         snapshots: Vec::new(),
         root_owner: None,
+        minimal: None,
         process,
         console,
     };
