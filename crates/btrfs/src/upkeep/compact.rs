@@ -34,6 +34,10 @@ use crate::transaction::{CommitCause, TransactionHandle, extents_in};
 /// The least length of a group that is kept empty, and of a system group, in bytes.
 const LEAST_GROUP: u64 = 1 << 20;
 
+/// What stays free behind the last extent of a group of data, in bytes. The kernel reserves space for
+/// data also where the data then goes into the leaf.
+const DATA_SLACK: u64 = 256 << 10;
+
 /// A hole below this is left as it is, in bytes.
 const LEAST_HOLE: u64 = 256 << 10;
 
@@ -232,9 +236,9 @@ impl<'k, 'v> Compactor<'k, 'v> {
             self.tolerate(self.squeeze(group, used))?;
             let Ok(again) = space.group_of(group.start) else { return Ok(()) };
             end = last(&again)?;
-            return self.tolerate(self.squeeze(&again, end.max(LEAST_GROUP)));
+            return self.tolerate(self.squeeze(&again, (end + DATA_SLACK).max(LEAST_GROUP)));
         }
-        self.tolerate(self.squeeze(group, end.max(LEAST_GROUP)))
+        self.tolerate(self.squeeze(group, (end + DATA_SLACK).max(LEAST_GROUP)))
     }
 
     /// That there is no room for a step only means that the end stays higher.
