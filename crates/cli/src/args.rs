@@ -130,7 +130,7 @@ Examples:
 
 const RESIZE_HELP: &str = "\
 SIZE is a new size such as 20G, a change such as +4G or -512M, max for all of the device, or minimal for the smallest size; minimal+64M leaves so much room at the end. \
-For a volume with several devices the number of one comes before it, as in 2:20G; otherwise it is device 1.
+For a volume with several devices the number of one comes before it, as in 2:20G; otherwise it is device 1. XFS volumes only grow, and not while they are mounted.
 
 What lies behind a new end moves first: no file, snapshot or clone changes, and what is shared stays shared. An image file becomes longer before its volume grows and is cut off after that has shrunk. A power cut at any time leaves the volume as it was, or with the new size. \
 A volume that is mounted with offshoot can be used meanwhile; its image keeps its length when the volume shrinks.

@@ -32,6 +32,7 @@ mod mknod;
 mod mv;
 mod property;
 mod rescue;
+mod resize;
 mod rm;
 mod rmdir;
 mod stat;
@@ -102,7 +103,7 @@ fn run(verb: &Verb, out: &mut dyn Write, console: &Arc<Console>) -> Result {
         Verb::Sync(arguments) => sync::run(arguments, out),
         Verb::Stats(arguments) => stats::run(arguments, out, console),
         Verb::Trim(arguments) => trim::run(arguments, out, console),
-        Verb::Resize(arguments) => btrfs::resize::run(arguments, out, console),
+        Verb::Resize(arguments) => resize::run(arguments, out, console),
         Verb::Check(arguments) => check::run(arguments, out, console),
         Verb::Scrub(arguments) => btrfs::scrub::run(arguments, out, console),
         Verb::Subvolume(verb) => btrfs::subvolume::run(verb, out, console),

@@ -8,6 +8,7 @@
 //! | [`shards`] | shards of tables |
 //! | [`read_ahead`] | what a sequential reader will want next |
 //! | [`cores`] | the CPUs that an engine's threads run on |
+//! | [`device_size`] | a device gets longer |
 //! | [`lanes`] | threads that keep several devices busy at a time, for each volume |
 //! | [`new_volume`] | what making a volume does with its device: wiping, refusing what is in use |
 //! | [`pages`] | bytes in memory that direct I/O takes without a copy |
@@ -18,6 +19,7 @@
 
 pub mod cores;
 pub mod counter;
+pub mod device_size;
 pub mod lanes;
 pub mod new_volume;
 pub mod pages;

@@ -1,6 +1,6 @@
 //! Makes volumes larger, while no other program uses them.
 //!
-//! The device is longer already. Two steps follow, each of which is one transaction and leaves a
+//! The device becomes longer first. Two steps follow, each of which is one transaction and leaves a
 //! whole volume, so that a power cut between any two writes leaves the old size, the size between
 //! the steps or the new one:
 //!
@@ -25,8 +25,9 @@ use std::sync::Arc;
 
 use offshoot_device::BlockDevice;
 use offshoot_kit::counter::WriteStop;
+use offshoot_kit::device_size::lengthen;
 use offshoot_kit::new_volume;
-use offshoot_vfs::{Errno, Error, Result};
+use offshoot_vfs::{Code, Errno, Error, Result};
 use offshoot_xfs_format::superblock::{LEAST_AG_BLOCKS, XfsSuperblock, XfsSuperblockFields};
 use offshoot_xfs_format::{AgBlock, AgNumber, XfsGeometry};
 
@@ -49,18 +50,24 @@ pub struct XfsGrowth {
     pub bytes: u64,
 }
 
-/// Makes the volume on `device` as large as the device, less what is no whole group at its end. A
-/// volume that was not unmounted is recovered first. Everything is durable when the call returns.
+/// Makes the volume on `device` so many bytes long, less what is no whole group at its end. The
+/// device becomes longer first, if it must. A volume that was not unmounted is recovered first.
+/// Everything is durable when the call returns.
 ///
 /// # Errors
-/// As [`XfsVolume::open_writable`](crate::XfsVolume::open_writable); `EINVAL` when the device is
-/// shorter than the volume, because XFS cannot shrink.
-pub fn grow_xfs(device: &Arc<dyn BlockDevice>, options: &XfsOptions) -> Result<XfsGrowth> {
+/// As [`XfsVolume::open_writable`](crate::XfsVolume::open_writable); [`Error::Unsupported`] also
+/// when the volume has more bytes, because XFS cannot shrink, and for a device whose size is fixed.
+pub fn grow_xfs(
+    device: &Arc<dyn BlockDevice>,
+    bytes: u64,
+    options: &XfsOptions,
+) -> Result<XfsGrowth> {
     let (mut found, mut log) = open(device, options)?;
     let size =
         |superblock: &XfsSuperblock| superblock.geometry.blocks << superblock.geometry.block_log;
     let old_bytes = size(&found);
-    let target = blocks_of(&found.geometry, device.size_bytes())?;
+    let target = blocks_of(&found.geometry, bytes)?;
+    lengthen(&**device, target << found.geometry.block_log)?;
     let full = u64::from(found.geometry.ag_count) * u64::from(found.geometry.ag_blocks);
     for blocks in [target.min(full), target] {
         if blocks > found.geometry.blocks {
@@ -78,13 +85,12 @@ fn open(device: &Arc<dyn BlockDevice>, options: &XfsOptions) -> Result<(XfsSuper
     Ok((opened.superblock, log))
 }
 
-/// The blocks of the volume on a device of so many bytes.
-fn blocks_of(geometry: &XfsGeometry, device_bytes: u64) -> Result<u64> {
-    let blocks = device_bytes >> geometry.block_log;
+/// The blocks of a volume of so many bytes.
+fn blocks_of(geometry: &XfsGeometry, bytes: u64) -> Result<u64> {
+    let blocks = bytes >> geometry.block_log;
     if blocks < geometry.blocks {
-        let (has, needs) = (blocks << geometry.block_log, geometry.blocks << geometry.block_log);
-        let what = format!("XFS cannot shrink, and a volume of {needs} bytes is to have {has}");
-        return Err(Error::posix(Errno::INVAL, what));
+        let what = "making an XFS volume smaller: copy its files to a smaller one";
+        return Err(Error::unsupported(Code::NotInFormat, what));
     }
     let rest = blocks % u64::from(geometry.ag_blocks);
     let is_group = rest >= LEAST_AG_BLOCKS.into();

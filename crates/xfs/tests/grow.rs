@@ -12,7 +12,7 @@ use offshoot_testkit::run::run;
 use offshoot_testkit::xfs::disk::{RECOVERY, XfsDisk};
 use offshoot_testkit::xfs::fill;
 use offshoot_testkit::xfs::judges;
-use offshoot_vfs::{Errno, FileSystem};
+use offshoot_vfs::{Code, FileSystem};
 use offshoot_xfs::{XfsFindingCode, XfsOptions, XfsVolume, check_xfs, grow_xfs};
 
 const MIB: u64 = 1 << 20;
@@ -57,7 +57,8 @@ fn used(judges: &judges::XfsJudges, bytes: u64, options: &str, seed: u64) -> Xfs
 }
 
 fn grow(disk: &XfsDisk) -> (u64, u64) {
-    let grown = grow_xfs(&disk.writable_device(), &XfsOptions::default()).unwrap();
+    let device = disk.writable_device();
+    let grown = grow_xfs(&device, device.size_bytes(), &XfsOptions::default()).unwrap();
     (grown.old_bytes, grown.bytes)
 }
 
@@ -121,10 +122,10 @@ fn a_volume_does_not_shrink() {
     let Some(judges) = judges::require() else { return };
     let disk = XfsDisk::create(&judges, 400);
     disk.mkfs("");
-    lengthen(&disk, 350 * MIB);
     let before = fs::read(disk.image()).unwrap();
-    let error = grow_xfs(&disk.writable_device(), &XfsOptions::default()).unwrap_err();
-    assert_ne!(error.errno(), Errno::IO, "{error}");
+    let device = disk.writable_device();
+    let error = grow_xfs(&device, 350 * MIB, &XfsOptions::default()).unwrap_err();
+    assert_eq!(error.code(), Code::NotInFormat, "{error}");
     assert!(fs::read(disk.image()).unwrap() == before);
 }
 
@@ -139,7 +140,7 @@ fn a_cut_leaves_a_whole_volume() {
     lengthen(&disk, 700 * MIB);
     let device = Arc::new(CrashDevice::new(disk.device()));
     let cut: Arc<dyn BlockDevice> = device.clone();
-    grow_xfs(&cut, &XfsOptions::default()).unwrap();
+    grow_xfs(&cut, 700 * MIB, &XfsOptions::default()).unwrap();
     let plan = CrashPlan { exhaustive_limit: 4, samples_per_epoch: 6, seed, tears: false };
     let states: Vec<_> = device.log().states(&plan).map(Result::unwrap).collect();
     let compare = Compare::default();
@@ -169,7 +170,7 @@ fn a_cut_leaves_a_whole_volume() {
         // The copies of the superblock are written last, or by the next call.
         findings.retain(|finding| finding.code != XfsFindingCode::SuperblockCopy);
         assert!(findings.is_empty(), "{described}: {findings:?}");
-        let grown = grow_xfs(&device, &XfsOptions::default()).unwrap();
+        let grown = grow_xfs(&device, 700 * MIB, &XfsOptions::default()).unwrap();
         assert_eq!(grown.bytes, 700 * MIB, "{described}");
         let findings = check_xfs(&device, &XfsOptions::default()).unwrap().findings;
         assert!(findings.is_empty(), "{described}: {findings:?}");

@@ -14,7 +14,8 @@ use std::sync::Arc;
 use offshoot_btrfs_format::DeviceId;
 use offshoot_btrfs_format::chunk::Chunk;
 use offshoot_btrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE};
-use offshoot_vfs::{Code, Errno, Error, Result};
+use offshoot_kit::device_size::lengthen;
+use offshoot_vfs::{Errno, Error, Result};
 use tracing::info;
 
 use super::Keeper;
@@ -105,22 +106,10 @@ fn in_sectors(volume: &Rooms, bytes: u64) -> u64 {
 /// Makes the device of a member at least `bytes` bytes long.
 fn lengthen_device(volume: &Rooms, index: usize, bytes: u64) -> Result<()> {
     let member = &volume.members()[index];
-    let Some(device) = &member.device else {
-        return Err(Error::posix(Errno::NODEV, member.name()));
-    };
-    let exists = device.size_bytes();
-    if bytes <= exists {
-        return Ok(());
+    match &member.device {
+        Some(device) => lengthen(&**device, bytes),
+        None => Err(Error::posix(Errno::NODEV, member.name())),
     }
-    device.resize(bytes).map_err(|error| {
-        let name = device.name();
-        if error.kind() == ErrorKind::Unsupported {
-            let what = format!("giving {name} {bytes} bytes: it has {exists}, and that is fixed");
-            return Error::unsupported(Code::FixedSize, what);
-        }
-        Error::io(format!("{name}: giving it {bytes} bytes, it has {exists}"), error)
-    })?;
-    device.flush().map_err(|error| Error::io(format!("{}: a barrier", device.name()), error))
 }
 
 /// Cuts the device of a member that has shrunk off behind its new end. A device that ended behind

@@ -6,3 +6,4 @@ pub(super) mod dump;
 pub(super) mod info;
 pub(super) mod mkfs;
 pub(super) mod rescue;
+pub(super) mod resize;

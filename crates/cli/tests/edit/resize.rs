@@ -5,6 +5,7 @@ use std::fs;
 use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::random::Random;
 use offshoot_testkit::scratch_dir;
+use offshoot_testkit::xfs::disk::XfsDisk;
 
 use super::{check, does, fails, volume};
 
@@ -70,4 +71,27 @@ fn what_does_not_fit_is_refused() {
     does(dir.path(), "mkfs x.img --size 300M --format xfs");
     let said = fails(dir.path(), "resize x.img 400M", 4);
     assert!(said.contains("btrfs alone"), "{said}");
+}
+
+/// An XFS volume grows with its image, and shrinks never.
+#[test]
+fn an_xfs_image_gets_larger() {
+    let Some(judges) = offshoot_testkit::xfs::judges::require() else { return };
+    let dir = scratch_dir();
+    let image = dir.path().join("x.img");
+    let len = || fs::metadata(&image).expect("an image").len();
+    does(dir.path(), "mkfs --format xfs --size 400M x.img");
+    does(dir.path(), "mkdir x.img:/kept");
+    assert_eq!(
+        does(dir.path(), "resize x.img +200M"),
+        "device 1 has 600 MiB, and had 400 MiB\n"
+    );
+    assert_eq!(len(), 600 * MIB);
+    does(dir.path(), "resize x.img 1G");
+    assert!(does(dir.path(), "ls x.img").contains("kept"));
+    XfsDisk::served(&judges, &image).assert_checks();
+    for size in ["900M", "minimal", "-1M", "2:2G"] {
+        fails(dir.path(), &format!("resize x.img -- {size}"));
+    }
+    assert_eq!(len(), 1 << 30);
 }

@@ -1,35 +1,21 @@
-//! `offshoot resize`: makes a device of a volume larger or smaller.
+//! `offshoot resize` for btrfs.
 
-use std::io::Write;
 use std::sync::Arc;
 
 use offshoot_btrfs::{BtrfsVolume, Resized};
 use offshoot_btrfs_format::DeviceId;
 use offshoot_vfs::{self as vfs, Errno, Error, Volume};
-use serde::Serialize;
 
 use crate::args::{NewSize, ResizeArguments, SizeChange};
 use crate::exit::Result;
-use crate::output::{Console, human_size, write_line};
+use crate::output::{Console, human_size};
 use crate::session::{Access, Session};
-
-#[derive(Serialize)]
-struct ResizeReport {
-    /// The number of the device.
-    device: u64,
-    /// Its size before, in bytes.
-    before: u64,
-    /// Its size now, in bytes.
-    after: u64,
-    /// The bytes of the image or block device.
-    device_bytes: u64,
-}
+use crate::verbs::resize::ResizeReport;
 
 pub(in crate::verbs) fn run(
     arguments: &ResizeArguments,
-    out: &mut dyn Write,
     console: &Arc<Console>,
-) -> Result {
+) -> Result<ResizeReport> {
     let ResizeArguments { info, size } = arguments;
     let session = Session::open_to(Access::Write, &info.volume, console)?;
     let volume = &session.volume;
@@ -45,13 +31,7 @@ pub(in crate::verbs) fn run(
             after
         ));
     }
-    if info.json {
-        let report = ResizeReport { device: size.device, before, after, device_bytes };
-        return Ok(write_line(out, &report)?);
-    }
-    let (device, before, after) = (size.device, human_size(before), human_size(after));
-    writeln!(out, "device {device} has {after}, and had {before}")?;
-    Ok(())
+    Ok(ResizeReport { device: size.device, before, after, device_bytes })
 }
 
 /// Gives a device the size that was asked for.

@@ -13,7 +13,8 @@ use crate::output::{Console, write_line};
 /// What is said of an empty log.
 const NOTHING: &str = "the log is empty: nothing was changed";
 
-fn options(console: &Arc<Console>) -> XfsOptions {
+/// Opens volumes to change them as a whole; `console` shows what is found.
+pub(super) fn options(console: &Arc<Console>) -> XfsOptions {
     let told = console.clone();
     XfsOptions {
         reporter: Some(Arc::new(move |report: &XfsReport| {
