@@ -142,6 +142,8 @@ pub(crate) struct Space {
     member_limits: Mutex<BTreeMap<usize, u64>>,
     /// How many threads are about to fill empty block groups.
     keeps_empty: NonNegativeCounter,
+    /// Held by the thread that empties groups or changes the size of a member.
+    pub(crate) resizing: parking_lot::Mutex<()>,
     outside: discard::Outside,
     /// The ranges to be discarded; `None` when the volume does not discard.
     freed: Mutex<Option<Freed>>,
@@ -282,6 +284,7 @@ impl Space {
             member_spaces: Mutex::new(None),
             member_limits: Mutex::default(),
             keeps_empty: NonNegativeCounter::new("reasons to keep empty block groups", &stop),
+            resizing: parking_lot::Mutex::default(),
             outside: discard::Outside::default(),
             freed: Mutex::new(discards.then(Freed::default)),
             stats: stats::SpaceCounters::default(),

@@ -186,8 +186,11 @@ impl FreeSpace {
         }
     }
 
-    /// Whether nothing behind the limit is in use, up to `end`.
+    /// Whether nothing behind the limit is in use, up to `end`. Without a limit it is not known.
     pub(super) fn is_free_behind_limit(&self, end: u64) -> bool {
+        if self.limit >= end {
+            return false;
+        }
         let len = |range: &Range<u64>| range.end.saturating_sub(range.start);
         let clamped = |range: &Range<u64>| range.start.max(self.limit)..range.end.min(end);
         let left_out: u64 = self.left_out.iter().map(|range| len(&clamped(range))).sum();

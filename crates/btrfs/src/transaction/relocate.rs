@@ -76,6 +76,8 @@ pub(crate) struct RelocationLimits {
 /// What one commit moves out of a range of the logical space.
 pub(crate) struct Relocation<'h, 'v> {
     handle: &'h TransactionHandle<'v>,
+    /// The first extent in the range.
+    first: Logical,
     /// Blocks of subvolumes that move, by their address.
     blocks: BTreeMap<u64, MovingBlock>,
     /// Data that moves, by its address.
@@ -140,6 +142,11 @@ impl Relocation<'_, '_> {
     /// What moves: the number of extents, and their bytes.
     pub(crate) fn extents(&self) -> usize {
         self.blocks.len() + self.data.len() + self.touched.len()
+    }
+
+    /// The address of the first extent in the range.
+    pub(crate) fn first(&self) -> Logical {
+        self.first
     }
 
     /// The blocks that it writes at most.

@@ -271,8 +271,13 @@ impl<'k, 'v> Compactor<'k, 'v> {
         if !is_limited {
             return Err(Error::posix(Errno::NOSPC, format!("other room for {purpose}")));
         }
-        // An extent may reach over the new end.
-        let all = extents_in(&volume.base, &(group.start.0..group.end()))?;
+        // An extent may reach over the new end. Those of the running transaction are in the extent
+        // tree behind a commit.
+        let listed = volume.sync().and_then(|()| {
+            let _handle = volume.enter()?;
+            extents_in(&volume.base, &(group.start.0..group.end()))
+        });
+        let all = listed.inspect_err(|_| space.lift_limit(group))?;
         let behind = || all.iter().filter(|one| one.end > limit);
         let from = behind().map(|one| one.start).min().map_or(limit, |start| start.min(limit));
         let range = from..group.end();

@@ -18,11 +18,12 @@ use offshoot_btrfs_format::file_extent::{FileExtent, FileExtentBody};
 use offshoot_btrfs_format::key::objectid;
 use offshoot_btrfs_format::root::RootItem;
 use offshoot_btrfs_format::{ItemType, Key, Logical, TreeId};
-use offshoot_vfs::{Code, Errno, Error, Result};
+use offshoot_vfs::{Code, Errno, Error, Result, Structure};
 use tracing::debug;
 
 use super::Keeper;
 use super::chunks::{bitmap_leaves, try_grow};
+use super::resize::alone;
 use crate::data::{copy_extents, store_moved_sums};
 use crate::events::RELOCATE;
 use crate::inode::Rooms;
@@ -46,12 +47,15 @@ const MOST_DATA: u64 = 64 << 20;
 /// How often an emptied group may still be in use by threads under way.
 const MOST_WAITS: u32 = 100;
 
+/// How often the same extent may be the first one that moves.
+const MOST_REPEATS: u32 = 3;
+
 /// The outcome of a step.
 enum RelocationStep {
     /// No extent is left.
     Empty,
-    /// Some were moved, with so many bytes of data.
-    Moved(u64),
+    /// Some were moved, with so many bytes of data. The first one was at this address.
+    Moved(u64, Logical),
     /// The next extent takes more room than the step had.
     NeedsRoom(RelocationLimits),
     /// The next extent of data finds no room in one piece.
@@ -78,6 +82,7 @@ pub(super) struct Relocator<'k, 'v> {
 
 /// As [`Engine::relocate`](crate::Engine::relocate).
 pub(crate) fn relocate(volume: &Rooms, keeper: &Keeper, start: Logical) -> Result<()> {
+    let _alone = alone(volume)?;
     let space = &volume.live()?.space;
     let missing = || Error::posix(Errno::NOENT, format!("a block group at {start}"));
     let group = space.group_of(start).ok().filter(|group| group.start == start);
@@ -169,11 +174,18 @@ impl<'k, 'v> Relocator<'k, 'v> {
         self.volume.sync()?;
         let mut left = if group.flags.has_data() { bytes } else { 0 };
         let (mut least, mut waits) = (LEAST_STEP, 0);
+        let (mut first, mut repeats) = (Logical(0), 0);
         loop {
             let room = self.room(least, left)?;
             match self.step(range, &room)? {
-                RelocationStep::Moved(bytes) => {
+                RelocationStep::Moved(bytes, at) => {
                     (left, least) = (left.saturating_sub(bytes), LEAST_STEP);
+                    repeats = if at == first { repeats + 1 } else { 0 };
+                    first = at;
+                    if repeats >= MOST_REPEATS {
+                        let problem = "it stays where it is, however often it is moved";
+                        return Err(Error::corrupt_at(Structure::ExtentTree, at.0, problem));
+                    }
                 }
                 RelocationStep::NeedsRoom(needed) => {
                     least.blocks = least.blocks.max(needed.blocks);
@@ -292,6 +304,7 @@ fn move_all(
         return Ok(if is_no_space { Ok(RelocationStep::NoPlace) } else { Err(error) });
     }
     let data = moves.data_moves();
+    let first = moves.first();
     let copied = moves.write_blocks().and_then(|()| copy_extents(handle.volume(), &data));
     let sums = match copied {
         Ok(sums) => sums,
@@ -303,7 +316,7 @@ fn move_all(
     debug!(target: RELOCATE, extents = moves.extents(), blocks = moves.cost(), "moving");
     store_moved_sums(handle, &sums)?;
     moves.apply()?;
-    Ok(Ok(RelocationStep::Moved(data.iter().map(|one| one.len).sum())))
+    Ok(Ok(RelocationStep::Moved(data.iter().map(|one| one.len).sum(), first)))
 }
 
 fn no_room(purpose: Purpose) -> Error {
@@ -315,6 +328,11 @@ fn require_movable(volume: &Rooms) -> Result<()> {
     let refuse = |what: &str| {
         Err(Error::unsupported(Code::Relocation, format!("relocating in a volume with {what}")))
     };
+    if volume.members().iter().any(|member| member.device.is_none() || member.is_stale()) {
+        // A copy on it could be taken for a block that moved to its place: both are of one
+        // generation.
+        return refuse("a member that is missing or has old contents");
+    }
     let root = volume.tree(TreeId::ROOT)?;
     let cache = Key::new(objectid::FREE_SPACE, ItemType(0), 0);
     if Cursor::seek(volume, root, cache)?.item_of(objectid::FREE_SPACE, ItemType(0)).is_some() {

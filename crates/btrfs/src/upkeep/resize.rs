@@ -41,6 +41,12 @@ pub struct Resized {
 
 /// As [`Engine::resize`](crate::Engine::resize).
 pub(crate) fn resize(volume: &Rooms, keeper: &Keeper, id: DeviceId, bytes: u64) -> Result<Resized> {
+    let _alone = alone(volume)?;
+    resize_alone(volume, keeper, id, bytes)
+}
+
+/// The same for the thread that holds the lock.
+fn resize_alone(volume: &Rooms, keeper: &Keeper, id: DeviceId, bytes: u64) -> Result<Resized> {
     let index = index_of(volume, id)?;
     let after = in_sectors(volume, bytes);
     let before = volume.members()[index].total_bytes();
@@ -66,28 +72,55 @@ pub(crate) fn resize_to_minimum(
     id: DeviceId,
     slack: u64,
 ) -> Result<Resized> {
+    let _alone = alone(volume)?;
     let index = index_of(volume, id)?;
     let before = volume.members()[index].total_bytes();
     let compactor = Compactor::new(Relocator::new(volume, keeper)?, index)?;
     limit(volume, index, Some(before))?;
-    let lowered = compactor.lower_to(0).and_then(|end| {
-        let after = in_sectors(volume, end.saturating_add(slack));
-        if after < before {
-            limit(volume, index, Some(after))?;
-            store_size(volume, index, after)?;
-        }
-        Ok(after)
-    });
+    let lowered = lower(volume, &compactor, index, slack);
     limit(volume, index, None)?;
     drop(compactor);
     let after = lowered?;
     match after.cmp(&before) {
         Ordering::Less => cut_device(volume, index, before, after)?,
-        Ordering::Greater => return resize(volume, keeper, id, after),
+        Ordering::Greater => return resize_alone(volume, keeper, id, after),
         Ordering::Equal => {}
     }
     info!(target: RELOCATE, device = id.0, before, after, "resized to the smallest size");
     Ok(resized(volume, index, before))
+}
+
+/// How often other threads may allocate a chunk behind the end that was found.
+const MOST_TRIES: u32 = 16;
+
+/// Lowers the end of a member as far as it goes, and stores that and `slack` as its size if it is
+/// less than before. Returns the size.
+fn lower(volume: &Rooms, compactor: &Compactor<'_, '_>, index: usize, slack: u64) -> Result<u64> {
+    let before = volume.members()[index].total_bytes();
+    let mut tries = 0;
+    loop {
+        let end = compactor.lower_to(0)?;
+        let after = in_sectors(volume, end.saturating_add(slack));
+        if after >= before {
+            return Ok(after);
+        }
+        limit(volume, index, Some(after))?;
+        match store_size(volume, index, after) {
+            Err(Error::Posix { errno: Errno::BUSY, .. }) if tries < MOST_TRIES => tries += 1,
+            stored => return stored.map(|()| after),
+        }
+        limit(volume, index, Some(before))?;
+    }
+}
+
+/// Keeps other threads from resizing the volume, or from emptying groups of it.
+///
+/// # Errors
+/// `EBUSY` when one does.
+pub(super) fn alone(volume: &Rooms) -> Result<parking_lot::MutexGuard<'_, ()>> {
+    volume.live()?.space.resizing.try_lock().ok_or_else(|| {
+        Error::posix(Errno::BUSY, "the volume, which is being resized: try again later")
+    })
 }
 
 /// What a member has become.

@@ -13,7 +13,7 @@ use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::random::{Random, seed_of_run};
 use offshoot_testkit::threads::SetOnDrop;
 use offshoot_vfs::{
-    DirEntry, EntryPlace, Fallocate, FileFlags, FileId, FileSystem, FileSystemMut, NewFile,
+    DirEntry, EntryPlace, Errno, Fallocate, FileFlags, FileId, FileSystem, FileSystemMut, NewFile,
     Timestamp,
 };
 
@@ -160,6 +160,50 @@ fn callers_notice_nothing() {
     }
     drop((fs, volume));
     assert_kernel_writes(&disks, 20);
+}
+
+/// Two threads resize one volume while a third one writes. One of the two is refused at a time, and
+/// the volume stays sound.
+#[test]
+fn resizes_keep_apart() {
+    let Some(judges) = judges::require() else { return };
+    let seed = seed_of_run();
+    let disks = Disks::create(&judges, 1, 1024);
+    disks.mkfs(&["-m", "dup", "-d", "single"]);
+    let (begin, refused) = (Instant::now(), AtomicU64::new(0));
+    let (fs, ends) = (open(&disks), AtomicBool::new(false));
+    let resizer = |sizes: [Option<u64>; 2]| {
+        for size in sizes.into_iter().cycle().take_while(|_| begin.elapsed() < LONG_ENOUGH / 2) {
+            let volume = fs.volume();
+            let resized = match size {
+                Some(mib) => volume.resize(DeviceId(1), mib * MIB),
+                None => volume.resize_to_minimum(DeviceId(1), 200 * MIB),
+            };
+            match resized {
+                Err(error) if error.errno() == Errno::BUSY => {
+                    refused.fetch_add(1, Ordering::Relaxed);
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                resized => drop(resized.unwrap_or_else(|e| panic!("seed {seed}: {e}"))),
+            }
+        }
+    };
+    let written = std::thread::scope(|scope| {
+        let writer = scope.spawn(|| work(&fs, 0, seed, &ends));
+        let stopped = SetOnDrop(&ends);
+        let other = scope.spawn(|| resizer([Some(900), None]));
+        resizer([None, Some(800)]);
+        other.join().expect("a resizer");
+        drop(stopped);
+        writer.join().expect("a writer")
+    });
+    assert!(refused.into_inner() > 0, "they never met");
+    for (file, expected) in &written {
+        assert_holds(&fs, *file, expected);
+    }
+    fs.volume().shut_down().expect("it writes to the end");
+    drop(fs);
+    disks.assert_checks();
 }
 
 /// The entries of a directory.

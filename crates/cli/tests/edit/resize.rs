@@ -82,10 +82,7 @@ fn an_xfs_image_gets_larger() {
     let len = || fs::metadata(&image).expect("an image").len();
     does(dir.path(), "mkfs --format xfs --size 400M x.img");
     does(dir.path(), "mkdir x.img:/kept");
-    assert_eq!(
-        does(dir.path(), "resize x.img +200M"),
-        "device 1 has 600 MiB, and had 400 MiB\n"
-    );
+    assert_eq!(does(dir.path(), "resize x.img +200M"), "device 1 has 600 MiB, and had 400 MiB\n");
     assert_eq!(len(), 600 * MIB);
     does(dir.path(), "resize x.img 1G");
     assert!(does(dir.path(), "ls x.img").contains("kept"));

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use offshoot_btrfs_format::block::LEVEL_COUNT;
 use offshoot_btrfs_format::extent::{EXTENT_FLAG_FULL_BACKREF, EXTENT_FLAG_TREE_BLOCK};
 use offshoot_btrfs_format::{Generation, ItemType, Key, Logical, TreeId};
 use offshoot_vfs::{Error, Result};
@@ -123,7 +124,7 @@ impl KnownReferences {
     /// # Errors
     /// When this is not a tree block of this level.
     pub(in crate::transaction) fn require_level(&self, at: Logical, level: u8) -> Result<()> {
-        if self.kind() == (ExtentKind::Block { level }) {
+        if level < LEVEL_COUNT && self.kind() == (ExtentKind::Block { level }) {
             return Ok(());
         }
         let problem = format!("a block of level {level} is expected, {:?} found", self.kind());

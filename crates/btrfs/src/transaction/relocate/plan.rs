@@ -57,6 +57,7 @@ impl<'h, 'v> Relocation<'h, 'v> {
         loop {
             let mut plan = Self {
                 handle,
+                first: first.at,
                 blocks: BTreeMap::new(),
                 data: BTreeMap::new(),
                 own: std::collections::BTreeSet::new(),
@@ -133,6 +134,8 @@ impl<'h, 'v> Relocation<'h, 'v> {
     ) -> Result<()> {
         let volume = self.handle.volume();
         let block = self.read(at, level, generation, tree)?;
+        // What no way leads to would be in the group for ever.
+        self.parent_in(tree, at, level, generation)?;
         let key = (!block.is_empty()).then(|| block.key(0));
         if let Some(key) = key {
             // The item whose storing anew copies the block.
