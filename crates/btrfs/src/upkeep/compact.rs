@@ -34,8 +34,8 @@ use crate::transaction::{CommitCause, TransactionHandle, extents_in};
 /// The least length of a group that is kept empty, and of a system group, in bytes.
 const LEAST_GROUP: u64 = 1 << 20;
 
-/// What stays free behind the last extent of a group of data, in bytes. The kernel reserves space for
-/// data also where the data then goes into the leaf.
+/// What stays free behind the last extent of a group of data, in bytes. The kernel reserves space
+/// for data also where the data then goes into the leaf.
 const DATA_SLACK: u64 = 256 << 10;
 
 /// A hole below this is left as it is, in bytes.
