@@ -328,10 +328,10 @@ fn require_movable(volume: &Rooms) -> Result<()> {
     let refuse = |what: &str| {
         Err(Error::unsupported(Code::Relocation, format!("relocating in a volume with {what}")))
     };
-    if volume.members().iter().any(|member| member.device.is_none() || member.is_stale()) {
-        // A copy on it could be taken for a block that moved to its place: both are of one
-        // generation.
-        return refuse("a member that is missing or has old contents");
+    if volume.members().iter().any(|member| member.device.is_none()) {
+        // When it is back, a copy on it could be taken for a block that moved to the place of that:
+        // both are of one generation.
+        return refuse("a member that is missing");
     }
     let root = volume.tree(TreeId::ROOT)?;
     let cache = Key::new(objectid::FREE_SPACE, ItemType(0), 0);
