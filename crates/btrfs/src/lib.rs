@@ -70,7 +70,7 @@ pub use filesystem::sharing::{ExtentUse, SharingCache};
 pub use filesystem::{BtrfsVolume, Filesystem};
 pub use inode::Rooms;
 pub use log::{LogTree, LostLog};
-pub use mkfs::{MkfsFeatures, MkfsOptions, mkfs};
+pub use mkfs::{MkfsFeatures, MkfsOptions, check_mkfs, mkfs};
 // Programs have no use for this: only the feature `measure` has methods that change it.
 pub use offshoot_kit::counter::Counter;
 #[doc(hidden)]

@@ -48,6 +48,7 @@ use uuid::Uuid;
 pub use features::MkfsFeatures;
 use layout::Layout;
 pub use options::MkfsOptions;
+use options::VolumeSpec;
 use trees::NewTrees;
 
 /// The transaction that makes a volume, its first.
@@ -61,22 +62,45 @@ const GENERATION: Generation = Generation(1);
 /// or too small (`EINVAL`, `ENOSPC`), or when a device is in use and `force` is not set (`EEXIST`).
 /// [`Error::Unsupported`] for a profile or feature that this engine cannot write.
 pub fn mkfs(devices: &[Arc<dyn BlockDevice>], options: &MkfsOptions) -> Result<Uuid> {
-    for (i, device) in devices.iter().enumerate() {
-        if devices[..i].iter().any(|other| Arc::ptr_eq(other, device)) {
-            return Err(invalid(format!("{} is given twice", device.name())));
-        }
-    }
-    let sizes: Vec<u64> = devices.iter().map(|device| device.size_bytes()).collect();
-    let spec = options.resolve(sizes.len())?;
-    let layout = Layout::of(&spec, &sizes)?;
-    let trees = NewTrees::of(&spec, &layout)?;
-    if !options.is_forced {
-        for device in devices {
-            new_volume::refuse_used(&**device)?;
-        }
-    }
+    let PlannedVolume { spec, layout, trees } = PlannedVolume::of(devices, options)?;
     write::volume(devices, &spec, &layout, &trees)?;
     Ok(spec.fsid)
+}
+
+/// Fails where [`mkfs`] fails before it writes, and writes nothing itself. It is for callers that
+/// change the devices before they make the volume.
+///
+/// # Errors
+/// As [`mkfs`].
+pub fn check_mkfs(devices: &[Arc<dyn BlockDevice>], options: &MkfsOptions) -> Result<()> {
+    PlannedVolume::of(devices, options).map(drop)
+}
+
+/// A volume before its first byte is written.
+struct PlannedVolume {
+    spec: VolumeSpec,
+    layout: Layout,
+    trees: NewTrees,
+}
+
+impl PlannedVolume {
+    fn of(devices: &[Arc<dyn BlockDevice>], options: &MkfsOptions) -> Result<Self> {
+        for (i, device) in devices.iter().enumerate() {
+            if devices[..i].iter().any(|other| Arc::ptr_eq(other, device)) {
+                return Err(invalid(format!("{} is given twice", device.name())));
+            }
+        }
+        let sizes: Vec<u64> = devices.iter().map(|device| device.size_bytes()).collect();
+        let spec = options.resolve(sizes.len())?;
+        let layout = Layout::of(&spec, &sizes)?;
+        let trees = NewTrees::of(&spec, &layout)?;
+        if !options.is_forced {
+            for device in devices {
+                new_volume::refuse_used(&**device)?;
+            }
+        }
+        Ok(Self { spec, layout, trees })
+    }
 }
 
 fn invalid(what: impl Into<String>) -> Error {

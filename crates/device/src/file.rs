@@ -12,8 +12,9 @@
 //! | the block device is mounted, or part of a larger one | yes | refused |
 //!
 //! Two writers destroy a volume. So a writer takes the exclusive `flock`, which other tools of the
-//! host honour too (that of a process that started this one on a block device counts as its own),
-//! and the [locks of QEMU](qemu_locks). It [holds](exclusive) a block device with
+//! host honour too, and the [locks of QEMU](qemu_locks). On a block device the lock of a process
+//! that started this one counts as its own, if the caller
+//! [asks for that](FileDevice::open_writable_for_parent). It [holds](exclusive) a block device with
 //! `O_EXCL`, and it checks whether the kernel uses the image through a loop device.
 //!
 //! A reader takes no lock, for three reasons: it harms no other user; it must be able to read what
@@ -50,6 +51,7 @@ use crate::{BlockDevice, request_range, total_bytes};
 use direct::Direct;
 use exclusive::ChangePass;
 pub use exclusive::{Borrower, ExclusiveHold, hold_block_device};
+use in_use::ParentLocks;
 use qemu_locks::LockPurpose;
 
 /// An image file or a block device. Requests go through the page cache of the host, except large
@@ -101,6 +103,16 @@ impl FileDevice {
         Self::open_for(path, FileUse::Write)
     }
 
+    /// Opens `path` as [`open_writable`](Self::open_writable) does, also when it is a block device
+    /// that a process that started this one has locked. It is for a program that ends before that
+    /// process: the lock keeps others away no longer than that.
+    ///
+    /// # Errors
+    /// As [`open_writable`](Self::open_writable).
+    pub fn open_writable_for_parent(path: &Path) -> io::Result<Self> {
+        Self::open_with(path, FileUse::Write, OFlags::empty(), ParentLocks::Share)
+    }
+
     /// Opens `path` for reading, and keeps other writers (QEMU and this crate) away until it is
     /// dropped. It is for a file that other data depends on, such as the backing file of an image
     /// that is written.
@@ -116,7 +128,7 @@ impl FileDevice {
     /// # Errors
     /// As [`open_writable`](Self::open_writable).
     pub fn open_for(path: &Path, usage: FileUse) -> io::Result<Self> {
-        Self::open_with(path, usage, OFlags::empty())
+        Self::open_with(path, usage, OFlags::empty(), ParentLocks::Exclude)
     }
 
     /// Opens `path` as [`open_for`](Self::open_for) does, but only a regular file at `path` itself:
@@ -127,14 +139,20 @@ impl FileDevice {
     /// As [`open_writable`](Self::open_writable), and for a link and a block device.
     pub fn open_plain(path: &Path, usage: FileUse) -> io::Result<Self> {
         // NONBLOCK: opening a pipe would wait for its other end.
-        let device = Self::open_with(path, usage, OFlags::NOFOLLOW | OFlags::NONBLOCK)?;
+        let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+        let device = Self::open_with(path, usage, flags, ParentLocks::Exclude)?;
         if device.is_block_device {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
         }
         Ok(device)
     }
 
-    fn open_with(path: &Path, usage: FileUse, flags: OFlags) -> io::Result<Self> {
+    fn open_with(
+        path: &Path,
+        usage: FileUse,
+        flags: OFlags,
+        parents: ParentLocks,
+    ) -> io::Result<Self> {
         let is_writable = usage == FileUse::Write;
         let is_held = is_block_device(&fs::metadata(path)?)? && is_writable;
         let exclusive = is_held.then(|| ExclusiveHold::take(path).map(Arc::new)).transpose()?;
@@ -143,8 +161,8 @@ impl FileDevice {
         let file = options.open(path)?;
         match usage {
             FileUse::Read => {}
-            FileUse::Rely => in_use::claim(&file, LockPurpose::Rely)?,
-            FileUse::Write => in_use::claim(&file, LockPurpose::Write)?,
+            FileUse::Rely => in_use::claim(&file, LockPurpose::Rely, parents)?,
+            FileUse::Write => in_use::claim(&file, LockPurpose::Write, parents)?,
         }
         let mut device = Self::with(file, path, is_writable)?;
         device.exclusive = exclusive;
@@ -170,7 +188,7 @@ impl FileDevice {
         let mut options = OpenOptions::new();
         match options.read(true).write(true).create_new(true).open(path) {
             Ok(file) => {
-                let claimed = in_use::claim(&file, LockPurpose::Write);
+                let claimed = in_use::claim(&file, LockPurpose::Write, ParentLocks::Exclude);
                 let made = claimed.and_then(|()| Self::with(file, path, true));
                 let made = made.and_then(|mut device| {
                     device.grow(size_bytes)?;

@@ -173,6 +173,22 @@ fn block_devices_are_filled() {
         let line = format!("{device} {} -f -q -r top {device}", bench.link().display());
         let locked = bench.run(Path::new("/usr/bin/flock"), &line);
         assert!(locked.status.success(), "{}", String::from_utf8_lossy(&locked.stderr));
+        // A mount goes on when the program that started it has ended, so it takes no such lock.
+        let offshoot = env!("CARGO_BIN_EXE_offshoot");
+        let mounted = bench.path("mounted");
+        fs::create_dir(&mounted).expect("a directory");
+        let line = format!("{device} {offshoot} mount {device} {}", mounted.display());
+        let locked = bench.run(Path::new("/usr/bin/flock"), &line);
+        let said = String::from_utf8_lossy(&locked.stderr);
+        assert!(!locked.status.success() && said.contains("in use by process"), "{said}");
+        // Another user may share a lock, and this namespace of processes does not show it.
+        let line = format!(
+            "-s {device} unshare --pid --fork --mount-proc flock -s {device} {} -f -q -r top {device}",
+            bench.link().display()
+        );
+        let locked = bench.run(Path::new("/usr/bin/flock"), &line);
+        let said = String::from_utf8_lossy(&locked.stderr);
+        assert!(!locked.status.success() && said.contains("in use by"), "{said}");
         // Another one is not.
         let mut other = Command::new("/usr/bin/flock")
             .args([&device, "sh", "-c", "echo; read end"])
@@ -213,6 +229,124 @@ fn a_device_that_is_too_small_holds_no_volume() {
     assert!(said.contains("space"), "{said}");
     let found = try_run("blkid", &["-p", attached.devices()[0]]);
     assert!(found.is_err(), "{found:?}");
+}
+
+/// A directory with a file of so many MiB that are not zeros.
+fn large_tree(bench: &Bench, mib: usize) {
+    let top = fill::directory(bench.dir.path(), "top");
+    fs::write(top.join("f"), vec![b'x'; mib << 20]).expect("a file");
+}
+
+/// A file that cannot become longer, when the volume in it is full, holds no half a volume.
+#[test]
+fn a_failure_between_two_attempts_leaves_no_volume() {
+    let Some(_judges) = judges::require() else { return };
+    let bench = Bench::new();
+    large_tree(&bench, 160);
+    bench.image("disk.img", 150);
+    // 200 MiB, in blocks of 512 bytes.
+    let script = format!(
+        "trap '' XFSZ; ulimit -f 409600; exec '{}' -f -q -r top disk.img",
+        bench.link().display()
+    );
+    let output = Command::new("sh")
+        .args(["-c", &script])
+        .current_dir(bench.dir.path())
+        .output()
+        .expect("a shell starts");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("too large"), "{said}");
+    assert_eq!(fs::metadata(bench.path("disk.img")).expect("a file").len(), 150 << 20);
+    let found = try_run("blkid", &["-p".as_ref(), bench.path("disk.img").as_os_str()]);
+    assert!(found.is_err(), "{found:?}");
+}
+
+/// What lies behind the bytes that `-b` counts stays as it is, whether the files fit or not.
+#[test]
+fn nothing_changes_behind_the_bytes_that_are_given() {
+    let Some(_judges) = judges::require() else { return };
+    let bench = Bench::new();
+    large_tree(&bench, 160);
+    fs::create_dir(bench.path("small")).expect("a directory");
+    fs::write(bench.path("small/f"), "f").expect("a file");
+    let image = bench.occupied("disk.img", 400);
+    let behind = |mib: usize| fs::read(&image).expect("an image").split_off(mib << 20);
+    for (line, mib) in [("-b 140M -r top", 140), ("-b 20M -r top", 20)] {
+        let before = behind(mib);
+        let said = bench.fails(&format!("-f -q {line} disk.img"));
+        assert!(said.contains("space") || said.contains("small"), "{line}: {said}");
+        assert!(behind(mib) == before, "{line}");
+        let found = try_run("blkid", &["-p".as_ref(), image.as_os_str()]);
+        assert!(mib < 140 || found.is_err(), "{line}: {found:?}");
+    }
+    for line in ["-b 200M", "-b 200M -r small", "-b 200M -r small --shrink"] {
+        let before = behind(200);
+        bench.does(&format!("-f -q {line} disk.img"));
+        assert!(behind(200) == before, "{line}");
+        assert_image_checks(&image);
+    }
+}
+
+/// With `--shrink` a file is about as small as that of the real tool, and a device stays.
+#[test]
+fn shrunk_volumes() {
+    let Some(_judges) = judges::require() else { return };
+    let bench = Bench::new();
+    let top = fill::directory(bench.dir.path(), "top");
+    tree(&top);
+    fs::remove_dir_all(top.join("special")).expect("a directory");
+    fs::write(top.join("f"), vec![b'x'; 20 << 20]).expect("a file");
+    bench.image("given.img", 300);
+    let dir = bench.dir.path();
+    let real = dir.join("real");
+    let options = ["-q".as_ref(), "--shrink".as_ref(), "-r".as_ref()];
+    run("mkfs.btrfs", &[&options[..], &[top.as_os_str(), real.as_ref()]].concat());
+    let bytes_of = |name: &str| fs::metadata(bench.path(name)).expect("a file").len();
+    for name in ["new.img", "given.img"] {
+        let said = bench.does(&format!("--shrink --rootdir top {name}"));
+        assert!(said.contains("  Shrink:           yes"), "{said}");
+        let (ours, real) = (bytes_of(name), bytes_of("real"));
+        assert!(ours <= real + (32 << 20), "{name}: {ours} and {real}");
+        assert!(ours < 200 << 20, "{name}: {ours}");
+        assert_holds(&bench.path(name), &top, 20);
+        judge(&bench.path(name), "rw", |mount| {
+            fs::write(mount.join("new"), "new").expect("it can be written");
+        });
+    }
+    let image = bench.image("disk.img", 300);
+    {
+        let attached = AttachedImages::new(std::slice::from_ref(&image));
+        bench.does(&format!("-q --shrink -r top {}", attached.devices()[0]));
+    }
+    assert_eq!(bytes_of("disk.img"), 300 << 20);
+    assert_holds(&image, &top, 20);
+    let shown =
+        run("btrfs", &["inspect-internal".as_ref(), "dump-super".as_ref(), image.as_os_str()]);
+    let total = shown.lines().find_map(|line| line.strip_prefix("total_bytes"));
+    let total: u64 = total.expect("a size").trim().parse().expect("a number");
+    assert!(total < 200 << 20, "{total}");
+}
+
+/// A summary that nobody reads fails nothing.
+#[test]
+fn a_closed_output_does_not_fail_the_run() {
+    let bench = Bench::new();
+    let top = fill::directory(bench.dir.path(), "top");
+    fs::write(top.join("f"), "f").expect("a file");
+    for words in [&["-r", "top", "a.img"][..], &["-f", "a.img"]] {
+        let mut child = Command::new(bench.link())
+            .args(words)
+            .current_dir(bench.dir.path())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("it starts");
+        drop(child.stdout.take());
+        let output = child.wait_with_output().expect("it ends");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && said.is_empty(), "{words:?}: {said}");
+    }
 }
 
 /// The image shares the data of large files with the source, where the host can.

@@ -10,7 +10,7 @@ mod callers;
 mod filled;
 mod same;
 
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{FileExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
@@ -45,6 +45,19 @@ impl Bench {
         let path = self.path(name);
         let file = std::fs::File::create(&path).expect("a file");
         file.set_len(mib << 20).expect("it becomes longer");
+        path
+    }
+
+    /// A sparse file of so many MiB that has the signature of ext4, and bytes wherever something is
+    /// written when a volume is made.
+    fn occupied(&self, name: &str, mib: u64) -> PathBuf {
+        let path = self.image(name, mib);
+        let file = std::fs::File::options().write(true).open(&path).expect("a file");
+        let put = |bytes: &[u8], at| file.write_all_at(bytes, at).expect("it is written");
+        let pieces = (0..mib).step_by(16).chain([mib - 1]);
+        pieces.for_each(|at| put(&vec![0x5A; 128 << 10], at << 20));
+        put(&[0x5A; 4096], (mib << 20) - 4096);
+        put(&[0x53, 0xEF], 0x438);
         path
     }
 

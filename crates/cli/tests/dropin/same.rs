@@ -4,9 +4,11 @@
 //! all else in the superblock is the same.
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::path::Path;
+use std::process::Command;
 
-use offshoot_testkit::btrfs::disks::assert_image_checks;
+use offshoot_testkit::btrfs::disks::{AttachedImages, assert_image_checks};
 use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::run::{command, run};
 
@@ -151,10 +153,16 @@ fn both_refuse_the_same() {
     std::fs::create_dir_all(bench.path("top/d")).expect("a directory");
     std::fs::write(bench.path("top/f"), "f").expect("a file");
     bench.image("v.img", 300);
-    bench.image("w.img", 300);
-    bench.image("small.img", 8);
     bench.does("-q -L first v.img");
-    let before = superblock(&bench.path("v.img"));
+    bench.occupied("w.img", 300);
+    bench.occupied("small.img", 8);
+    let images = ["v.img", "w.img", "small.img"];
+    let bytes_of = |name: &str| fs::read(bench.path(name)).expect("an image");
+    let before = images.map(bytes_of);
+    // The real tool has images of its own.
+    let other = Bench::new();
+    std::fs::create_dir_all(other.path("top/d")).expect("a directory");
+    std::fs::write(other.path("top/f"), "f").expect("a file");
     for line in [
         "",
         "v.img",
@@ -197,15 +205,23 @@ fn both_refuse_the_same() {
         "--rootdir top --compress lzo:3 w.img",
         "--rootdir top --compress zstd:16 w.img",
     ] {
+        for name in images {
+            fs::copy(bench.path(name), other.path(name)).expect("a copy");
+        }
+        // What is refused is refused for its own sake, and not for what the image holds.
+        let force = if line.contains("w.img") || line == "small.img" { "-f" } else { "-q" };
         let real = command("mkfs.btrfs")
+            .arg(force)
             .args(line.split_whitespace())
-            .current_dir(bench.dir.path())
+            .current_dir(other.dir.path())
             .output()
             .expect("mkfs.btrfs starts");
         assert_eq!(real.status.code(), Some(1), "the real one: {line}");
-        bench.fails(line);
+        bench.fails(&format!("{force} {line}"));
+        for (name, before) in images.iter().zip(&before) {
+            assert!(bytes_of(name) == *before, "{line} changed {name}");
+        }
     }
-    assert_eq!(superblock(&bench.path("v.img")), before);
     assert!(!bench.path("missing.img").exists());
     for line in ["-V", "--version", "--help", "-O list-all", "-R list-all", "-V bogus"] {
         let output = bench.run(&bench.link(), line);
@@ -220,22 +236,58 @@ fn both_refuse_the_same() {
 fn what_is_not_made_is_named() {
     let bench = Bench::new();
     std::fs::create_dir(bench.path("top")).expect("a directory");
-    bench.image("w.img", 300);
+    let image = bench.occupied("w.img", 300);
+    let before = fs::read(&image).expect("an image");
     for (line, name) in [
         ("-O quota w.img", "quota"),
         ("-O squota w.img", "squota"),
         ("-O zoned w.img", "zoned"),
         ("-O raid-stripe-tree w.img", "raid-stripe-tree"),
         ("-d raid5 w.img x.img", "RAID5"),
-        ("-r top --shrink w.img", "--shrink"),
         ("-r top --reflink --compress zstd w.img", "--reflink"),
         ("-r top --inode-flags nodatasum:. w.img", "nodatasum"),
     ] {
         bench.image("x.img", 300);
-        let said = bench.fails(line);
+        let said = bench.fails(&format!("-f {line}"));
         assert!(said.contains(name), "{line}: {said}");
     }
     // Nothing was written.
-    let image = std::fs::read(bench.path("w.img")).expect("a file");
-    assert!(image.iter().all(|&byte| byte == 0));
+    assert!(fs::read(&image).expect("an image") == before);
+}
+
+/// A volume that cannot be made leaves files and devices as they are, also with `-f`.
+#[test]
+fn a_refused_volume_changes_nothing() {
+    let Some(_judges) = judges::require() else { return };
+    let bench = Bench::new();
+    fs::create_dir(bench.path("top")).expect("a directory");
+    let (image, below) = (bench.occupied("w.img", 300), bench.occupied("below.img", 300));
+    let before = fs::read(&image).expect("an image");
+    {
+        let attached = AttachedImages::new(std::slice::from_ref(&below));
+        for words in [
+            &["-m", "raid1"][..],
+            &["-d", "raid5"],
+            &["-d", "raid10"],
+            &["-L", "a\nb"],
+            &["-n", "12345"],
+            &["-s", "12345"],
+            &["-b", "2M"],
+            &["--device-uuid", "00000000-0000-0000-0000-00000000000g"],
+        ] {
+            for filled in [&[][..], &["-r", "top"]] {
+                for target in ["w.img", attached.devices()[0]] {
+                    let mut command = Command::new(bench.link());
+                    command.arg("-f").args(words).args(filled).arg(target);
+                    let output = command.current_dir(bench.dir.path()).output();
+                    let output = output.expect("it starts");
+                    assert_eq!(output.status.code(), Some(1), "{words:?} {filled:?} {target}");
+                    // That of the device is absolute.
+                    let is = fs::read(bench.path(target)).expect("bytes");
+                    assert!(is == before, "{words:?} {filled:?} {target}");
+                }
+            }
+        }
+    }
+    assert!(fs::read(&below).expect("an image") == before);
 }

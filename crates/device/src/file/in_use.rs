@@ -11,8 +11,9 @@
 //!
 //! A lock on a block device keeps the device manager and other programs away while a tool works on
 //! it. Where the tool starts others for a part of the work, as `systemd-repart` and `udevadm lock`
-//! do, the lock stays with the tool. So the lock of a process that started this one is no sign of
-//! another user.
+//! do, the lock stays with the tool. So a program may say that for it the lock of a process that
+//! started it is no sign of another user ([`ParentLocks`]). It must end before that process does,
+//! which releases the lock. The lock must be exclusive, which is that of one user alone.
 //!
 //! The signs decide. The names only go into the message and may be missing: another namespace or
 //! another user may hide them. A loop device whose backing file this namespace does not see cannot
@@ -29,13 +30,22 @@ use rustix::io::Errno;
 
 use super::qemu_locks::{self, LockConflict, LockPurpose};
 
+/// What the lock of a process that started this one, directly or not, means on a block device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ParentLocks {
+    /// Another user, as any lock.
+    Exclude,
+    /// The same user.
+    Share,
+}
+
 /// Until `file` is closed, makes this process its only writer ([`LockPurpose::Write`]), or excludes
 /// all writers ([`LockPurpose::Rely`]).
 ///
 /// # Errors
 /// Of kind `ResourceBusy` when another program uses it in a way that `purpose` excludes.
-pub(super) fn claim(file: &File, purpose: LockPurpose) -> io::Result<()> {
-    let claimed = take(file, purpose);
+pub(super) fn claim(file: &File, purpose: LockPurpose, parents: ParentLocks) -> io::Result<()> {
+    let claimed = take(file, purpose, parents);
     if claimed.is_err() {
         release(file);
     }
@@ -50,13 +60,13 @@ pub(super) fn release(file: &File) {
     qemu_locks::release(file);
 }
 
-fn take(file: &File, purpose: LockPurpose) -> io::Result<()> {
+fn take(file: &File, purpose: LockPurpose, parents: ParentLocks) -> io::Result<()> {
     let metadata = file.metadata()?;
     let operation = match purpose {
         LockPurpose::Write => FlockOperation::NonBlockingLockExclusive,
         LockPurpose::Rely => FlockOperation::NonBlockingLockShared,
     };
-    lock(file, &metadata, operation)?;
+    lock(file, &metadata, operation, parents)?;
     claim_from_qemu(file, purpose)?;
     if metadata.file_type().is_file()
         && let Some(device) = loop_device_over(&metadata, purpose)
@@ -97,15 +107,21 @@ fn busy(user: &str) -> io::Error {
 
 /// Takes the `flock`. After each write to a block device, the device manager of the host (udev)
 /// locks the device for a moment to look at it, so we wait for up to a second.
-fn lock(file: &File, metadata: &Metadata, operation: FlockOperation) -> io::Result<()> {
+fn lock(
+    file: &File,
+    metadata: &Metadata,
+    operation: FlockOperation,
+    parents: ParentLocks,
+) -> io::Result<()> {
     const PATIENCE: u32 = 20;
     const STEP: Duration = Duration::from_millis(50);
 
     let attempts = if metadata.file_type().is_block_device() { PATIENCE } else { 0 };
+    let may_share = attempts > 0 && parents == ParentLocks::Share;
     for attempt in 0.. {
         match flock(file, operation) {
             Ok(()) => break,
-            Err(Errno::WOULDBLOCK) if attempts > 0 && is_locked_by_parents(metadata) => break,
+            Err(Errno::WOULDBLOCK) if may_share && is_locked_by_parents(metadata) => break,
             Err(Errno::WOULDBLOCK) if attempt < attempts => std::thread::sleep(STEP),
             Err(Errno::WOULDBLOCK) => {
                 let holder = lock_holder(metadata);
@@ -124,15 +140,18 @@ fn lock_holder(metadata: &Metadata) -> Option<String> {
     const ATTEMPTS: usize = 3;
 
     let place = place_of(metadata);
-    let pid = (0..ATTEMPTS).find_map(|_| lock_holders_at(&place).into_iter().next())?;
+    let first = |_| lock_holders_at(&place).into_iter().next();
+    let LockHolder { pid, .. } = (0..ATTEMPTS).find_map(first)?;
     Some(process(&pid))
 }
 
-/// Whether all locks on a file are those of processes that started this one, directly or not.
+/// Whether a process that started this one, directly or not, is alone in having a lock on a file.
+/// Only an exclusive lock says that: the host lists no lock of a process that this namespace does
+/// not see.
 fn is_locked_by_parents(metadata: &Metadata) -> bool {
-    let holders = lock_holders_at(&place_of(metadata));
     let parents = parents();
-    !holders.is_empty() && holders.iter().all(|holder| parents.contains(holder))
+    let holders = lock_holders_at(&place_of(metadata));
+    holders.iter().any(|holder| holder.is_exclusive && parents.contains(&holder.pid))
 }
 
 /// The process that started this one, the one that started that, and so on.
@@ -164,9 +183,15 @@ fn process(pid: &str) -> String {
     }
 }
 
+/// A process that has a lock.
+struct LockHolder {
+    pid: String,
+    is_exclusive: bool,
+}
+
 /// The processes that hold locks at `place`, from lines such as
 /// `1: FLOCK  ADVISORY  WRITE 25030 fe:00:10493999 0 EOF`.
-fn lock_holders_at(place: &str) -> Vec<String> {
+fn lock_holders_at(place: &str) -> Vec<LockHolder> {
     let Ok(locks) = File::open("/proc/locks") else { return Vec::new() };
     // Each read call is consistent in itself, so a large buffer asks for as many lines as possible
     // at once.
@@ -174,8 +199,10 @@ fn lock_holders_at(place: &str) -> Vec<String> {
     let holder = |line: String| {
         let fields: Vec<_> = line.split_whitespace().collect();
         let held = fields.get(1) == Some(&"FLOCK") && fields.get(5) == Some(&place);
-        // A process of another namespace shows as 0.
-        fields.get(4).filter(|pid| held && **pid != "0").map(|pid| (*pid).to_owned())
+        // A process that this namespace does not see may show as 0.
+        let pid = fields.get(4).filter(|pid| held && **pid != "0")?;
+        let is_exclusive = fields.get(3) == Some(&"WRITE");
+        Some(LockHolder { pid: (*pid).to_owned(), is_exclusive })
     };
     locks.lines().map_while(Result::ok).filter_map(holder).collect()
 }

@@ -22,7 +22,7 @@
 //!
 //! The options are those of btrfs-progs 6.19, and the defaults those that 6.14 has, which any
 //! kernel since 5.15 mounts: 6.19 turned `block-group-tree` on. What we do not make is refused by
-//! its name before anything is written: quotas, RAID5 and RAID6, zoned devices, `--shrink`.
+//! its name before anything is written: quotas, RAID5 and RAID6, zoned devices.
 
 mod arguments;
 mod devices;

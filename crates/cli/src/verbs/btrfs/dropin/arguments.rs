@@ -111,9 +111,9 @@ pub(super) struct DropinArguments {
     /// Share the data of files with the image, if both are on one filesystem that shares blocks
     #[arg(long)]
     pub(super) reflink: bool,
-    /// Refused: make the volume as small as possible
+    /// Make the volume as small as its files allow; a file ends behind it
     #[arg(long)]
-    shrink: bool,
+    pub(super) shrink: bool,
     /// Discard nothing on devices
     #[arg(short = 'K', long)]
     pub(super) nodiscard: bool,
@@ -197,13 +197,6 @@ impl DropinArguments {
         }
         if self.device_uuid.is_some() && self.devices.len() > 1 {
             return usage("--device-uuid is for a volume on one device");
-        }
-        let refused = |what: &str| Err(VerbFailure::Refused(what.to_owned()));
-        if self.shrink {
-            // Its place is the end of `VolumeFill::fill`, while the volume is open.
-            return refused(
-                "--shrink is not there yet: the volume keeps the size of its device or file",
-            );
         }
         if self.reflink && self.compression().is_some() {
             return usage("--reflink shares data as it is, and --compress stores other bytes");

@@ -1,7 +1,8 @@
 //! Opens what `mkfs.btrfs` was given, and makes a volume there in its place.
 //!
-//! Every device is opened and looked at before the first one is changed. Then each that is a block
-//! device is discarded, its old signatures go, and the volume is made. With `-b` that is at the
+//! Every device is opened and looked at, and the volume is planned, before the first one is
+//! changed: what is refused leaves all of them as they are. Then each that is a block device is
+//! discarded, its old signatures go, and the volume is made. With `-b` that is at the
 //! beginning of each device only, and the rest is left as it is.
 
 use std::fs;
@@ -10,7 +11,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use offshoot_btrfs::{MkfsOptions, mkfs};
+use offshoot_btrfs::{MkfsOptions, check_mkfs, mkfs};
 use offshoot_btrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE};
 use offshoot_device::{BlockDevice, FileDevice, Occupant, WindowDevice, occupant};
 use offshoot_kit::new_volume;
@@ -26,9 +27,7 @@ use crate::verbs::mkfs::usage;
 
 /// A device that becomes a member of the new volume.
 pub(super) struct NewMember {
-    /// The device as it is.
-    whole: Arc<dyn BlockDevice>,
-    /// What the volume gets of it.
+    /// What the volume gets of it, and nothing outside of that changes.
     pub(super) device: Arc<dyn BlockDevice>,
     is_block: bool,
 }
@@ -42,23 +41,35 @@ pub(super) fn run(
 ) -> Result {
     refuse_same(&arguments.devices)?;
     let open = |path: &PathBuf| {
-        let device = FileDevice::open_writable(path).map_err(|error| failed(path, error))?;
+        let device =
+            FileDevice::open_writable_for_parent(path).map_err(|error| failed(path, error))?;
         NewMember::of(path, device, arguments.byte_count, arguments.force)
     };
     let members: Vec<_> = arguments.devices.iter().map(open).collect::<Result<_>>()?;
+    check(&members, &new)?;
     make(&members, new, arguments)?;
     let devices = members.into_iter().map(|member| member.device).collect();
     summary::print(arguments, devices, out, console)
 }
 
-/// Makes the volume `new` on `members`, whatever they hold: that was looked at.
+/// Refuses a volume that cannot be made on `members`. Nothing is written.
+pub(super) fn check(members: &[NewMember], new: &MkfsOptions) -> Result {
+    // What they hold was looked at.
+    let new = MkfsOptions { is_forced: true, ..new.clone() };
+    check_mkfs(&devices_of(members), &new).map_err(usage)
+}
+
+/// Makes the volume `new` on `members`, which was [checked](check).
 pub(super) fn make(members: &[NewMember], new: MkfsOptions, arguments: &DropinArguments) -> Result {
     for member in members {
-        member.clear(arguments.nodiscard)?;
+        member.discard(arguments.nodiscard)?;
     }
-    let devices: Vec<_> = members.iter().map(|member| member.device.clone()).collect();
-    mkfs(&devices, &MkfsOptions { is_forced: true, ..new }).map_err(usage)?;
+    mkfs(&devices_of(members), &MkfsOptions { is_forced: true, ..new }).map_err(usage)?;
     Ok(())
+}
+
+fn devices_of(members: &[NewMember]) -> Vec<Arc<dyn BlockDevice>> {
+    members.iter().map(|member| member.device.clone()).collect()
 }
 
 pub(super) fn failed(path: &Path, error: io::Error) -> VerbFailure {
@@ -105,12 +116,12 @@ impl NewMember {
         if !is_forced {
             refuse_used(&*whole)?;
         }
-        Ok(Self { whole, device, is_block })
+        Ok(Self { device, is_block })
     }
 
-    /// Takes from the device what it holds. What a file holds beside its signatures stays there, as
-    /// bytes that the volume does not use.
-    fn clear(&self, keeps_blocks: bool) -> Result {
+    /// Gives a block device back what it holds. What a file holds beside its signatures stays
+    /// there, as bytes that the volume does not use.
+    fn discard(&self, keeps_blocks: bool) -> Result {
         if self.is_block && !keeps_blocks {
             match self.device.discard(0, self.device.size_bytes()) {
                 Err(error) if error.kind() == io::ErrorKind::Unsupported => {}
@@ -119,13 +130,13 @@ impl NewMember {
                 })?,
             }
         }
-        self.wipe()
+        Ok(())
     }
 
     /// Makes that no program takes the device for a volume.
     pub(super) fn wipe(&self) -> Result {
-        new_volume::wipe(&*self.whole)?;
-        Ok(new_volume::flush(&*self.whole)?)
+        new_volume::wipe(&*self.device)?;
+        Ok(new_volume::flush(&*self.device)?)
     }
 
     /// Gives back to the host what a file holds, before it is filled again.

@@ -3,7 +3,8 @@
 //! A block device has the size that it has. A file that is missing, or smaller than any volume,
 //! becomes as large as the files need. One that is large enough for a volume is filled as it is,
 //! and made longer only if the files turn out not to fit: callers give a file the size that its
-//! place in an image has.
+//! place in an image has. With `-b` a file that is longer keeps what lies behind these bytes, so
+//! the volume does not become larger.
 //!
 //! Until it is filled the volume has no default subvolume and may be half full. If filling it
 //! fails, its superblocks are wiped, so that no program takes it for a volume, and the file has its
@@ -24,7 +25,7 @@ use offshoot_transfer::build::{BuildInput, BuildOptions, BuildSource};
 use offshoot_transfer::host::{Process, host_id_of_file};
 
 use super::arguments::DropinArguments;
-use super::devices::{NewMember, failed, is_block_device, make};
+use super::devices::{NewMember, check, failed, is_block_device, make};
 use super::{reflink, summary};
 use crate::exit::{ExitStatus, Result, VerbFailure, reported};
 use crate::interrupt;
@@ -87,7 +88,7 @@ pub(super) fn run(
         subvolumes,
         snapshots: Vec::new(),
         root_owner: None,
-        minimal: None,
+        minimal: arguments.shrink.then_some(0),
         process,
         console,
     };
@@ -97,7 +98,11 @@ pub(super) fn run(
     let run = FilledRun { arguments, new, path, top: &top, is_block, fill };
     let (device, worst) = run.in_place(&mut images, &mut options)?;
     images.keep();
-    summary::print(arguments, vec![device], out, console)?;
+    match summary::print(arguments, vec![device], out, console) {
+        // The volume is good, and what was said of its files counts.
+        Err(failure) if failure.is_broken_pipe() => {}
+        printed => printed?,
+    }
     reported(worst)
 }
 
@@ -127,6 +132,27 @@ fn in_source(top: &Path, option: &str, path: &[u8]) -> Result<(Vec<u8>, Metadata
     Ok((normal, metadata))
 }
 
+/// A volume that is being filled. Dropped before it is finished, it is wiped.
+struct Unfinished<'a> {
+    member: &'a NewMember,
+    is_finished: bool,
+}
+
+impl Unfinished<'_> {
+    fn finish(mut self) {
+        self.is_finished = true;
+    }
+}
+
+impl Drop for Unfinished<'_> {
+    fn drop(&mut self) {
+        if !self.is_finished {
+            // The user needs to see the first failure, not this one.
+            let _ = self.member.wipe();
+        }
+    }
+}
+
 /// One run of the tool.
 struct FilledRun<'a> {
     arguments: &'a DropinArguments,
@@ -145,9 +171,12 @@ impl<'a> FilledRun<'a> {
     fn in_place(&self, images: &mut NewImages<'a>, options: &mut BuildOptions) -> Result<Filled> {
         let mut size = self.arguments.byte_count;
         let mut is_forced = self.arguments.force;
+        let mut may_grow = false;
         if !self.is_block {
             let now = fs::metadata(self.path).map_err(|error| failed(self.path, error))?.len();
-            if size.unwrap_or(now) < LEAST_BYTES {
+            // What lies behind the bytes that `-b` counts stays as it is.
+            may_grow = size.is_none_or(|size| size >= now);
+            if may_grow && size.unwrap_or(now) < LEAST_BYTES {
                 size = Some(self.needed(options)?.max(size.unwrap_or(now)));
             }
         }
@@ -161,17 +190,13 @@ impl<'a> FilledRun<'a> {
                 member.empty_file()?;
             }
             match self.attempt(&member, options, expected) {
-                Err(failure) if grown < GROWN_MAX && !self.is_block && is_full(&failure) => {
+                Err(failure) if grown < GROWN_MAX && may_grow && is_full(&failure) => {
                     // The first time it may be enough to have room for what was measured.
                     let needed = if grown == 0 { self.needed(options)? } else { 0 };
                     let more = if needed > size_bytes { needed } else { size_bytes * 2 };
                     (size, grown, is_forced) = (Some(more), grown + 1, true);
                 }
-                Err(failure) => {
-                    // The user needs to see the first failure, not this one.
-                    let _ = member.wipe();
-                    return Err(failure);
-                }
+                Err(failure) => return Err(failure),
                 Ok(worst) => return Ok((member.device, worst)),
             }
         }
@@ -180,7 +205,8 @@ impl<'a> FilledRun<'a> {
     /// Opens the device, or the file, which becomes at least so long.
     fn open(&self, images: &mut NewImages<'a>, size: Option<u64>) -> Result<FileDevice> {
         if self.is_block {
-            return FileDevice::open_writable(self.path).map_err(|error| failed(self.path, error));
+            return FileDevice::open_writable_for_parent(self.path)
+                .map_err(|error| failed(self.path, error));
         }
         let now = fs::metadata(self.path).map_err(|error| failed(self.path, error))?.len();
         images.create(self.path, size.unwrap_or(now).max(now))
@@ -192,12 +218,16 @@ impl<'a> FilledRun<'a> {
         Ok(size_for_profiles(&size, self.new.data, self.new.metadata))
     }
 
+    /// Makes the volume and fills it. After a failure the device holds none, and it is as it was
+    /// when the volume cannot be made there.
     fn attempt(
         &self,
         member: &NewMember,
         options: &mut BuildOptions,
         expected: Option<u64>,
     ) -> Result<Option<offshoot_transfer::Worst>> {
+        check(std::slice::from_ref(member), &self.new)?;
+        let unfinished = Unfinished { member, is_finished: false };
         make(std::slice::from_ref(member), self.new.clone(), self.arguments)?;
         let storing = Storing::compressed(self.arguments.compression());
         let fresh = open_new(member.device.clone(), storing, self.fill.console)?;
@@ -209,6 +239,7 @@ impl<'a> FilledRun<'a> {
         if interrupt::is_interrupted() {
             return Err(self.ended(TransferFailure::Interrupted));
         }
+        unfinished.finish();
         Ok(outcome.written.worst)
     }
 

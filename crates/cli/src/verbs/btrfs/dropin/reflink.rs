@@ -8,10 +8,12 @@
 //!
 //! A source that changes after the volume was filled would put bytes there that the checksums do
 //! not cover. So each file is read once more through its checksums afterwards, and ends the run if
-//! it differs. Files without checksums are not shared.
+//! it differs. That reads one copy of the data, so the source is asked for one copy alone, and
+//! every other one is shared with that. Files without checksums are not shared.
 
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
+use std::io;
 use std::ops::ControlFlow;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
@@ -42,35 +44,48 @@ const PIECE_BYTES: usize = 1 << 20;
 /// Refuses a source and an image that cannot share blocks. It tries that with the first file of the
 /// source and a file without a name beside the image.
 pub(super) fn require_sharing(top: &Path, image: &Path) -> Result {
-    let Some(source) = first_file(top) else { return Ok(()) };
-    let directory = image.parent().filter(|parent| !parent.as_os_str().is_empty());
-    let directory = directory.unwrap_or(Path::new("."));
-    let trial = tempfile::tempfile_in(directory).map_err(|error| failed(directory, error))?;
+    let Some(source) = first_file(top)? else { return Ok(()) };
+    let directory = directory_of(image).map_err(|error| failed(image, error))?;
+    let trial = tempfile::tempfile_in(&directory).map_err(|error| failed(&directory, error))?;
     let opened = File::open(&source).map_err(|error| failed(&source, error))?;
     ioctl_ficlone(&trial, &opened).map_err(|errno| {
         let (source, image) = (source.display(), image.display());
         VerbFailure::Refused(format!(
             "--reflink: {source} and {image} cannot share blocks ({}): leave --reflink out, and \
              the data is copied",
-            vfs::OsReason(&std::io::Error::from(errno))
+            vfs::OsReason(&io::Error::from(errno))
         ))
     })
 }
 
+/// The directory in which the image is or will be, behind the links that lead to it.
+fn directory_of(image: &Path) -> io::Result<PathBuf> {
+    match image.canonicalize() {
+        Ok(image) => Ok(image.parent().unwrap_or(Path::new("/")).to_path_buf()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let parent = image.parent().filter(|parent| !parent.as_os_str().is_empty());
+            parent.unwrap_or(Path::new(".")).canonicalize()
+        }
+        Err(error) => Err(error),
+    }
+}
+
 /// The first regular file with data that is found in a directory.
-fn first_file(top: &Path) -> Option<PathBuf> {
+fn first_file(top: &Path) -> Result<Option<PathBuf>> {
     let mut directories = vec![top.to_path_buf()];
     while let Some(directory) = directories.pop() {
-        for entry in fs::read_dir(directory).ok()?.flatten() {
-            let metadata = entry.metadata().ok()?;
+        let fail = |error| failed(&directory, error);
+        for entry in fs::read_dir(&directory).map_err(fail)? {
+            let entry = entry.map_err(fail)?;
+            let metadata = entry.metadata().map_err(|error| failed(&entry.path(), error))?;
             if metadata.is_dir() {
                 directories.push(entry.path());
             } else if metadata.is_file() && metadata.len() >= UNIT {
-                return Some(entry.path());
+                return Ok(Some(entry.path()));
             }
         }
     }
-    None
+    Ok(None)
 }
 
 /// Makes the image at `path`, whose volume is on `device`, share the data of files with the source
@@ -78,7 +93,11 @@ fn first_file(top: &Path) -> Option<PathBuf> {
 pub(super) fn share(top: &Path, path: &Path, device: Arc<dyn BlockDevice>) -> Result {
     let volume = BtrfsVolume::open(vec![device], &EngineOptions::default())?;
     let files = volume.clone().files(TreeId::FS.0)?;
-    let image = OpenOptions::new().write(true).open(path).map_err(|error| failed(path, error))?;
+    let image = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(path)
+        .map_err(|error| failed(path, error))?;
     let chunks = volume.chunks().collect();
     let mut walked = SharedFiles { top, image, volume, chunks, files: &*files, failure: None };
     walk(&*files, files.root(), (), DEPTH_MAX, &mut walked);
@@ -160,15 +179,21 @@ impl SharedFiles<'_> {
         }
     }
 
-    /// Shares `len` bytes at `offset` of the source with each copy of the data at `logical`.
+    /// Shares `len` bytes at `offset` of the source with the first copy of the data at `logical`,
+    /// and that with the others.
     fn share_range(&self, source: &File, offset: u64, logical: Logical, len: u64) -> Result {
         let chunk = self.chunks.iter().find(|chunk| (chunk.start..chunk.end()).contains(&logical));
         let Some(chunk) = chunk else { return Ok(()) };
         let mut done = 0;
         while done < len {
             let Some(run) = chunk.run(Logical(logical.0 + done), len - done) else { break };
+            let mut first = None;
             for (_, place) in run.copies {
-                self.share_run(source, offset + done, place.0, run.len)?;
+                match first {
+                    None => self.share_run(source, offset + done, place.0, run.len)?,
+                    Some(first) => self.share_run(&self.image, first, place.0, run.len)?,
+                }
+                first.get_or_insert(place.0);
             }
             done += run.len;
         }
@@ -225,7 +250,7 @@ impl WalkVisitor for SharedFiles<'_> {
 
     fn failed(&mut self, path: &[u8], error: &vfs::Error) {
         let what = String::from_utf8_lossy(path).into_owned();
-        let error = std::io::Error::other(error.to_string());
+        let error = io::Error::other(error.to_string());
         self.failure.get_or_insert(VerbFailure::Host(what, error));
     }
 

@@ -34,7 +34,7 @@ pub(super) fn print(
         let top = rootdir.canonicalize().unwrap_or_else(|_| rootdir.clone());
         line(out, "Rootdir from:", &top.display().to_string())?;
         line(out, "  Compress:", arguments.compression_name())?;
-        line(out, "  Shrink:", "no")?;
+        line(out, "  Shrink:", if arguments.shrink { "yes" } else { "no" })?;
     }
     let label = arguments.label.as_ref().map(|_| Escaped(superblock.item.label()).to_string());
     line(out, "Label:", label.as_deref().unwrap_or("(null)"))?;
