@@ -219,14 +219,17 @@ impl Jobs {
 
 impl Ioctls for Jobs {
     fn answer(&self, ioctl: &Ioctl<'_>) -> Result<Vec<u8>> {
-        let command = Opcode::from(ioctl.command);
-        if ![START, NEXT].contains(&command) {
+        // An opcode is 32 bits, in an integer that is longer with some C libraries, and signed with
+        // others.
+        let command = ioctl.command.to_le_bytes();
+        let is = |opcode: Opcode| opcode.to_le_bytes().starts_with(&command);
+        if !is(START) && !is(NEXT) {
             return Err(Error::posix(Errno::NOTTY, format!("ioctl {:#x}", ioctl.command)));
         }
         if ioctl.uid != 0 && ioctl.uid != self.uid {
             return Err(Error::posix(Errno::PERM, "a job of a mount"));
         }
-        if command == START {
+        if is(START) {
             return self.start(ioctl).map(|()| Vec::new());
         }
         self.next(ioctl.directory).map(|next| next.encode())
