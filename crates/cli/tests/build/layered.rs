@@ -131,6 +131,14 @@ fn each_layer_is_a_snapshot_of_the_one_below() {
     fs::write(mount.path().join("three/etc/a"), "x").expect_err("it is read-only");
     drop(mount);
     check(&judges, &path("v.img"));
+    // A kind that names the tree alone leaves it the default.
+    does(dir.path(), "build r.img --from oci:one --layers snapshots --subvolume ro:/rootfs");
+    let mount = mount_top(&path("r.img"), "ro");
+    let default =
+        run("btrfs", &["subvolume".as_ref(), "get-default".as_ref(), mount.path().as_os_str()]);
+    assert!(default.trim().ends_with(" path rootfs"), "{default}");
+    assert!(is_read_only(mount.path(), "rootfs"));
+    drop(mount);
 }
 
 /// The last layer of an image that comes first is that of one that comes later.
@@ -178,8 +186,8 @@ fn what_is_refused() {
         ),
         (
             "--from oci:one --to /x --subvolume /x/etc --layers snapshots",
-            1,
-            "x: something is there already",
+            2,
+            "--subvolume /x/etc: with --layers snapshots the tree at /x is a snapshot",
         ),
         ("--from oci:one --to / --layers snapshots", 1, "the top of a volume is no snapshot"),
         ("--from d --snapshot /x", 2, "write SOURCE:PATH"),

@@ -77,14 +77,23 @@ impl NewSubvolume {
     }
 
     /// The subvolume that a source makes at `path`.
-    pub(in crate::verbs) fn of_source(path: &[u8], is_default: bool) -> Self {
+    pub(in crate::verbs) fn of_source(path: &[u8]) -> Self {
         let path = path.to_vec();
-        Self { path, is_read_only: false, is_default, comes_with_source: true }
+        Self { path, is_read_only: false, is_default: false, comes_with_source: true }
     }
 
-    /// Says that a source makes it.
-    pub(in crate::verbs) fn comes_with_its_source(&mut self) {
+    /// Says that a source makes it, and whether it becomes the default subvolume if the option
+    /// that names it does not say so.
+    pub(in crate::verbs) fn comes_with_its_source(&mut self, is_usual_default: bool) {
         self.comes_with_source = true;
+        self.is_default |= is_usual_default;
+    }
+
+    /// Whether it is below the directory `path`.
+    pub(in crate::verbs) fn is_inside(&self, path: &[u8]) -> bool {
+        let (own, outer): (Vec<_>, Vec<_>) =
+            (names_of(&self.path).collect(), names_of(path).collect());
+        own.len() > outer.len() && own.starts_with(&outer)
     }
 
     /// Whether it is at `path`.

@@ -51,11 +51,22 @@ pub(super) fn place_trees(inputs: &mut [BuildInput], subvolumes: &mut Vec<NewSub
             );
             return Err(VerbFailure::Usage(message));
         }
-        let mut named = subvolumes.iter_mut().take(options);
-        if let Some(named) = named.find(|subvolume| subvolume.is_at(&place)) {
-            named.comes_with_its_source();
-        } else {
-            subvolumes.push(NewSubvolume::of_source(&place, is_usual && !has_default));
+        if let Some(inner) = subvolumes.iter().take(options).find(|new| new.is_inside(&place)) {
+            let message = format!(
+                "--subvolume {}: with --layers snapshots the tree at {} is a snapshot of a layer, \
+                 and a subvolume inside of it cannot be made: leave out one of the options",
+                Escaped(inner.path()),
+                Escaped(&place)
+            );
+            return Err(VerbFailure::Usage(message));
+        }
+        let known = subvolumes.iter().position(|new| new.is_at(&place));
+        let at = known.unwrap_or(subvolumes.len());
+        if known.is_none() {
+            subvolumes.push(NewSubvolume::of_source(&place));
+        }
+        if let Some(tree) = subvolumes.get_mut(at) {
+            tree.comes_with_its_source(is_usual && !has_default);
         }
         placed.push(place);
     }
