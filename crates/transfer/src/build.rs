@@ -46,7 +46,6 @@ mod unpack;
 mod verity;
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs::{File, Metadata};
 use std::io;
@@ -57,7 +56,7 @@ use std::path::PathBuf;
 
 use offshoot_vfs::escape::Escaped;
 use offshoot_vfs::wildcard::Pattern;
-use offshoot_vfs::{FileFlags, FileSystemMut, Timestamp};
+use offshoot_vfs::{FileSystemMut, Timestamp};
 use serde::Serialize;
 
 use crate::copy::Manner;
@@ -160,16 +159,16 @@ impl BuildSource {
         let shown = self.shown();
         match self {
             Self::Directory(path) => {
-                directory::read_directory(path, options, process, watcher, &mut EntriesOf(sink))
+                directory::read_directory(path, options, process, watcher, sink)
             }
             Self::Archive(_) | Self::Stream => {
                 let input = self.open(watcher).map_err(|problem| problem.at(&shown));
-                let mut sink = Including { options, sink: &mut EntriesOf(sink) };
+                let mut sink = Including { options, sink: sink };
                 let end = read_tar(&mut *input?, &shown, watcher, &mut sink)?;
                 self.look_at_end(end, watcher).map_err(|problem| problem.at(&shown))
             }
             Self::Container(image) => image.open(watcher)?.read(options, watcher, sink),
-            Self::Manifest(manifest) => manifest.read(options, watcher, &mut EntriesOf(sink)),
+            Self::Manifest(manifest) => manifest.read(options, watcher, sink),
         }
     }
 
@@ -246,9 +245,6 @@ pub struct BuildOptions {
     pub keeps_layers: bool,
     /// Whether equal data is stored once. The volume must be able to share it.
     pub dedupes: bool,
-    /// Flags that files get, by their normal paths in the sources. New files in a directory inherit
-    /// those flags that are inherited.
-    pub file_flags: BTreeMap<Vec<u8>, FileFlags>,
     /// Files of the host that are left out: the image itself.
     pub images: Vec<HostId>,
     excluded: Manner,
@@ -270,7 +266,6 @@ impl BuildOptions {
             xattr_bytes_max: None,
             keeps_layers: false,
             dedupes: false,
-            file_flags: BTreeMap::new(),
             images: Vec::new(),
             excluded: Manner::plain(),
             properties: PropertiesByPath::new(),
@@ -339,24 +334,6 @@ trait LayeredSink: EntrySink {
     fn end_layer(&mut self) -> Result;
 }
 
-impl LayeredSink for Builder<'_> {
-    fn remove(&mut self, path: &[u8]) -> Result {
-        Builder::remove(self, path)
-    }
-
-    fn clear(&mut self, path: &[u8]) -> Result {
-        Builder::clear(self, path)
-    }
-
-    fn remove_unless_directory(&mut self, path: &[u8]) -> Result {
-        Builder::remove_unless_directory(self, path)
-    }
-
-    fn end_layer(&mut self) -> Result {
-        self.make_waiting_links()
-    }
-}
-
 impl LayeredSink for Measure<'_> {
     /// What is removed is counted still: sizes are upper bounds.
     fn remove(&mut self, _: &[u8]) -> Result {
@@ -373,15 +350,6 @@ impl LayeredSink for Measure<'_> {
 
     fn end_layer(&mut self) -> Result {
         Ok(())
-    }
-}
-
-/// The files alone.
-struct EntriesOf<'a>(&'a mut dyn LayeredSink);
-
-impl EntrySink for EntriesOf<'_> {
-    fn put(&mut self, entry: BuildEntry, contents: &mut dyn Contents) -> Result {
-        self.0.put(entry, contents)
     }
 }
 

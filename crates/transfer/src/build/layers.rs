@@ -31,7 +31,7 @@ use super::entry::{
 };
 use super::tar::{ArchiveEnd, read_tar};
 use super::unpack::unpack;
-use super::{BuildOptions, EntriesOf, Including, LayeredSink};
+use super::{BuildOptions, Including, LayeredSink};
 use crate::{Result, Watcher};
 use blobs::{Blobs, wrong_digest};
 use digest::{Hashed, HashedInput, Sha256Digest};
@@ -158,7 +158,7 @@ impl OpenedImage {
         let removed = LayerReading { blobs: &self.blobs, place: &place, watcher, verifies: true };
         layer.read(&removed, &mut Whiteouts { options, sink: &mut *sink })?;
         let added = LayerReading { verifies: false, ..removed };
-        let mut files = Files { sink: &mut EntriesOf(&mut *sink) };
+        let mut files = Files { sink: &mut *sink };
         layer.read(&added, &mut Including { options, sink: &mut files })?;
         sink.end_layer()
     }

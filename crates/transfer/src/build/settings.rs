@@ -108,6 +108,16 @@ impl<'a> FileSettings<'a> {
         Ok(())
     }
 
+    /// Gives a directory that was made before the one that it is in got its property the flag that it
+    /// inherits. A subvolume inherits none.
+    pub(super) fn inherit(&self, file: FileId, parent: FileId) -> VfsResult<()> {
+        if self.properties.is_empty() || parent.dev != file.dev {
+            return Ok(());
+        }
+        let inherited = self.fs.flags(parent)? & FileFlags::NODATACOW;
+        if inherited.is_empty() { Ok(()) } else { self.add_flags(file, inherited) }
+    }
+
     /// Sets the flags that a source gives the file at `path`. Those that forbid changes wait.
     pub(super) fn set_flags(
         &self,

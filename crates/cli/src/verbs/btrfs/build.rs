@@ -117,8 +117,8 @@ impl NewSubvolume {
     }
 }
 
-/// The names in a path.
-fn names_of(path: &[u8]) -> impl Iterator<Item = &[u8]> {
+/// The names in a path, without `.` and empty ones.
+pub(in crate::verbs) fn names_of(path: &[u8]) -> impl Iterator<Item = &[u8]> {
     path.split(|&byte| byte == b'/').filter(|name| !matches!(*name, b"" | b"."))
 }
 

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use offshoot_btrfs::MkfsOptions;
 use offshoot_device::{BlockDevice, FileDevice};
 use offshoot_transfer::TransferFailure;
-use offshoot_transfer::build::{BuildInput, BuildOptions, BuildSource};
+use offshoot_transfer::build::{BuildInput, BuildOptions, BuildSource, FileProperty};
 use offshoot_transfer::host::{Process, host_id_of_file};
 
 use super::arguments::DropinArguments;
@@ -30,7 +30,7 @@ use super::{reflink, summary};
 use crate::exit::{ExitStatus, Result, VerbFailure, reported};
 use crate::interrupt;
 use crate::output::{Console, Escaped};
-use crate::verbs::btrfs::build::{LEAST_BYTES, open_new, size_for_profiles};
+use crate::verbs::btrfs::build::{LEAST_BYTES, names_of, open_new, size_for_profiles};
 use crate::verbs::btrfs::storing::Storing;
 use crate::verbs::build::{GROWN_MAX, VolumeFill, fill_options, is_full};
 use crate::verbs::mkfs::NewImages;
@@ -94,7 +94,9 @@ pub(super) fn run(
     };
     let mut options = fill_options()?;
     options.images.extend(host_id_of_file(path));
-    options.file_flags = flags;
+    for (path, flag) in flags {
+        options.add_property(&path, FileProperty::Flags(flag))?;
+    }
     let run = FilledRun { arguments, new, path, top: &top, is_block, fill };
     let (device, worst) = run.in_place(&mut images, &mut options)?;
     images.keep();
@@ -118,8 +120,7 @@ fn source(rootdir: &Path) -> Result<PathBuf> {
 
 /// What `option` names by `path` in the source: its normal path there, and its metadata.
 fn in_source(top: &Path, option: &str, path: &[u8]) -> Result<(Vec<u8>, Metadata)> {
-    let names: Vec<&[u8]> =
-        path.split(|&byte| byte == b'/').filter(|name| !matches!(*name, b"" | b".")).collect();
+    let names: Vec<&[u8]> = names_of(path).collect();
     let normal = names.join(&b'/');
     let found = if names.contains(&&b".."[..]) {
         Err(io::ErrorKind::NotFound.into())
