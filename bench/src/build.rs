@@ -22,27 +22,11 @@ use offshoot_testkit::run::{command, run as run_program, try_run};
 use crate::extract::{clear, entries};
 use crate::measure::run;
 use crate::table::{self, SideRuns};
-use crate::{BenchOptions, Result};
-
-/// The options of a run.
-struct BuildBenchOptions {
-    offshoot: PathBuf,
-    dir: PathBuf,
-    source: PathBuf,
-    rounds: usize,
-}
+use crate::{Result, SourceBenchOptions};
 
 /// Runs the benchmark; `None` for options that it does not know.
 pub(crate) fn benchmark(args: &[String]) -> Option<Result> {
-    let options = BenchOptions::parse(args, &["--source", "--rounds"], &[])?;
-    let source = options.get("--source").unwrap_or("/usr/src/linux-source-6.1.tar.xz");
-    let options = BuildBenchOptions {
-        offshoot: options.program()?,
-        dir: options.dir()?,
-        source: source.into(),
-        rounds: options.number("--rounds", 3).filter(|&rounds| rounds > 0)?,
-    };
-    Some(all(&options))
+    SourceBenchOptions::parse(args).map(|options| all(&options))
 }
 
 /// What is built from. The first run makes it, and later ones find it.
@@ -107,7 +91,7 @@ mv "$out" "$2"
 "#;
 
 impl BuildInputs {
-    fn prepare(options: &BuildBenchOptions) -> Result<Self> {
+    fn prepare(options: &SourceBenchOptions) -> Result<Self> {
         let path = |name: &str| options.dir.join(name);
         let inputs = Self { tree: path("tree"), archive: path("tree.tar"), image: path("image") };
         let made = |script: &str, from: &Path, to: &Path| {
@@ -175,7 +159,7 @@ const COMPRESSIONS: [BuildCompression; 2] = [
 ];
 
 fn sides<'a>(
-    options: &'a BuildBenchOptions,
+    options: &'a SourceBenchOptions,
     inputs: &'a BuildInputs,
     mnt: &'a Path,
 ) -> Vec<BuildSide<'a>> {
@@ -243,7 +227,7 @@ fn sides<'a>(
 }
 
 /// Runs every side in turns.
-fn run_sides(options: &BuildBenchOptions, inputs: &BuildInputs) -> Result<Vec<SideRuns>> {
+fn run_sides(options: &SourceBenchOptions, inputs: &BuildInputs) -> Result<Vec<SideRuns>> {
     let (outputs, mnt) = (options.dir.join("out"), options.dir.join("mnt"));
     clear(&outputs)?;
     fs::create_dir_all(&mnt).map_err(|error| format!("{}: {error}", mnt.display()))?;
@@ -275,7 +259,7 @@ fn run_sides(options: &BuildBenchOptions, inputs: &BuildInputs) -> Result<Vec<Si
 }
 
 /// Prepares the inputs, runs all sides in turns, prints the table.
-fn all(options: &BuildBenchOptions) -> Result {
+fn all(options: &SourceBenchOptions) -> Result {
     let _judges = judges::require().ok_or("the peers mount volumes, which takes root")?;
     fs::create_dir_all(&options.dir)
         .map_err(|error| format!("{}: {error}", options.dir.display()))?;

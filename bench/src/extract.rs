@@ -9,7 +9,7 @@
 //!
 //! A stream goes through a pipe to `cat`, because a `tar` that writes to `/dev/null` reads no data.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use offshoot_testkit::btrfs::judges;
@@ -18,27 +18,11 @@ use offshoot_testkit::run::command;
 use crate::measure::run;
 use crate::table::{self, SideRuns};
 use crate::volumes::{InputVolume, prepare};
-use crate::{BenchOptions, Result};
-
-/// The options of a run.
-struct ExtractOptions {
-    offshoot: PathBuf,
-    dir: PathBuf,
-    source: PathBuf,
-    rounds: usize,
-}
+use crate::{Result, SourceBenchOptions};
 
 /// Runs the benchmark; `None` for options that it does not know.
 pub(crate) fn benchmark(args: &[String]) -> Option<Result> {
-    let options = BenchOptions::parse(args, &["--source", "--rounds"], &[])?;
-    let source = options.get("--source").unwrap_or("/usr/src/linux-source-6.1.tar.xz");
-    let sides = ExtractOptions {
-        offshoot: options.program()?,
-        dir: options.dir()?,
-        source: source.into(),
-        rounds: options.number("--rounds", 3).filter(|&rounds| rounds > 0)?,
-    };
-    Some(all(&sides))
+    SourceBenchOptions::parse(args).map(|options| all(&options))
 }
 
 /// Mounts "$1", which has the format "$3", at "$2", and runs the rest there. Direct I/O avoids the
@@ -54,7 +38,7 @@ mount -t "$format" -o ro,noatime "$loop" "$mnt"
 "#;
 
 /// Runs every side of every job in turns, over one volume after the other.
-fn run_sides(options: &ExtractOptions, inputs: &[InputVolume]) -> Result<Vec<SideRuns>> {
+fn run_sides(options: &SourceBenchOptions, inputs: &[InputVolume]) -> Result<Vec<SideRuns>> {
     let (outputs, mnt) = (options.dir.join("out"), options.dir.join("mnt"));
     clear(&outputs)?;
     for dir in [&outputs, &mnt] {
@@ -103,7 +87,7 @@ const RESTORE: &str = "btrfs restore -m -S -x";
 type ExtractCommand<'a> = (&'static str, &'static str, Box<dyn Fn(&Path) -> Command + 'a>);
 
 fn jobs<'a>(
-    options: &'a ExtractOptions,
+    options: &'a SourceBenchOptions,
     input: &'a InputVolume,
     mnt: &'a Path,
 ) -> Vec<ExtractCommand<'a>> {
@@ -191,7 +175,7 @@ pub(crate) fn entries(dir: &Path) -> Result<u64> {
 }
 
 /// Prepares the input, runs all sides in turns, prints the table.
-fn all(options: &ExtractOptions) -> Result {
+fn all(options: &SourceBenchOptions) -> Result {
     let _judges = judges::require().ok_or("the peers mount volumes, which takes root")?;
     std::fs::create_dir_all(&options.dir)
         .map_err(|error| format!("{}: {error}", options.dir.display()))?;

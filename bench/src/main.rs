@@ -162,6 +162,28 @@ fn run(args: &[String]) -> Result<ExitCode> {
 /// The options of a benchmark, each given once at most.
 pub(crate) struct BenchOptions(BTreeMap<String, String>);
 
+/// The options of a benchmark that works on a source tree.
+struct SourceBenchOptions {
+    offshoot: PathBuf,
+    dir: PathBuf,
+    source: PathBuf,
+    rounds: usize,
+}
+
+impl SourceBenchOptions {
+    /// `None` for options that it does not know.
+    fn parse(args: &[String]) -> Option<Self> {
+        let options = BenchOptions::parse(args, &["--source", "--rounds"], &[])?;
+        let source = options.get("--source").unwrap_or("/usr/src/linux-source-6.1.tar.xz");
+        Some(Self {
+            offshoot: options.program()?,
+            dir: options.dir()?,
+            source: source.into(),
+            rounds: options.number("--rounds", 3).filter(|&rounds| rounds > 0)?,
+        })
+    }
+}
+
 impl BenchOptions {
     /// Parses the options that all benchmarks have, those in `valued`, which take a value, and
     /// those in `plain`, which take none. Returns `None` for any other option.

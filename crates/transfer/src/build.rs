@@ -163,7 +163,7 @@ impl BuildSource {
             }
             Self::Archive(_) | Self::Stream => {
                 let input = self.open(watcher).map_err(|problem| problem.at(&shown));
-                let mut sink = Including { options, sink: sink };
+                let mut sink = Including { options, sink };
                 let end = read_tar(&mut *input?, &shown, watcher, &mut sink)?;
                 self.look_at_end(end, watcher).map_err(|problem| problem.at(&shown))
             }

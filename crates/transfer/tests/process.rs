@@ -1,55 +1,16 @@
 //! What a transfer does to its process: nothing. Alone in this file, because it changes the process
 //! of its tests.
 
-use std::fmt::Display;
+#[path = "shared/silent.rs"]
+mod silent;
 
 use offshoot_testkit::memory::{MemoryFilesystem, ROOT, id};
 use offshoot_transfer::extract::{ExtractSource, Mark, extract};
 use offshoot_transfer::host::{Process, umask};
-use offshoot_transfer::{Hint, TransferProgress, Watcher};
 use offshoot_vfs::{ReadOnlyFiles, Timestamp};
 use rustix::fs::Mode;
 use rustix::process::{self, Resource, Rlimit};
-
-struct Silent;
-
-impl Watcher for Silent {
-    fn words(&self, _: Hint) -> &'static str {
-        "what the program says"
-    }
-
-    fn error(&self, text: &dyn Display) {
-        panic!("{text}");
-    }
-
-    fn detail(&self, _: &dyn Display) {}
-
-    fn warning(&self, _: &dyn Display) {}
-
-    fn note(&self, _: &dyn Display) {}
-
-    fn is_interrupted(&self) -> bool {
-        false
-    }
-
-    fn start_progress(&self, _: &'static str) -> Box<dyn TransferProgress> {
-        Box::new(Self)
-    }
-
-    fn stop_progress(&self) {}
-}
-
-impl TransferProgress for Silent {
-    fn is_hidden(&self) -> bool {
-        true
-    }
-
-    fn expect(&self, _: u64) {}
-
-    fn add_bytes(&self, _: u64) {}
-
-    fn add_file(&self) {}
-}
+use silent::SilentWatcher;
 
 #[test]
 fn only_the_program_changes_the_process() {
@@ -67,7 +28,8 @@ fn only_the_program_changes_the_process() {
     let temp = tempfile::tempdir().expect("a temporary directory");
     let mark = Mark { place: "a place".into(), state: "a state".into() };
     let path = temp.path().join("out");
-    let outcome = extract(&source, &path, &mark, Timestamp::now(), ready, &Silent);
+    let silent = SilentWatcher { fails_on_errors: true };
+    let outcome = extract(&source, &path, &mark, Timestamp::now(), ready, &silent);
     assert_eq!(outcome.expect("it is extracted").files, 1);
     assert_eq!(umask(), 0o027);
     assert_eq!(process::getrlimit(Resource::Nofile).current, Some(200));

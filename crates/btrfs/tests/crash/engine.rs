@@ -14,8 +14,7 @@ use offshoot_device::{BlockDevice, MemoryDevice};
 use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges::Judges;
 use offshoot_testkit::crash::{MemberDevices, OpenedVolume, TestedEngine};
-use offshoot_testkit::model::subvolumes::{Settings, SubvolumeCalls};
-use offshoot_vfs::{EntryPlace, FileId, NewFile, Result, Timestamp};
+use offshoot_vfs::{Result, Timestamp};
 use uuid::Uuid;
 
 use crate::accounts;
@@ -99,7 +98,7 @@ impl TestedEngine for OurEngine {
             return Ok(OpenedVolume { survived, ..opened });
         }
         move_all(&volume)?;
-        let calls = Box::new(MovingCalls(Calls(volume.filesystem(SubvolumeId::FS)?)));
+        let calls = Box::new(Calls::calling(volume.filesystem(SubvolumeId::FS)?, move_all));
         Ok(OpenedVolume { survived, subvolumes: calls, ..opened })
     }
 
@@ -126,58 +125,10 @@ fn move_all(volume: &BtrfsVolume) -> Result<()> {
     starts.into_iter().try_for_each(|start| volume.relocate(start))
 }
 
-/// The calls of an engine that moves everything when it is to drop deleted subvolumes.
-struct MovingCalls(Calls);
-
-impl SubvolumeCalls for MovingCalls {
-    fn drop_deleted(&self) -> Result<()> {
-        self.0.drop_deleted()?;
-        move_all(self.0.0.volume())
-    }
-
-    fn create_subvolume(&self, place: EntryPlace<'_>, new: &NewFile) -> Result<FileId> {
-        self.0.create_subvolume(place, new)
-    }
-
-    fn snapshot(
-        &self,
-        source: FileId,
-        place: EntryPlace<'_>,
-        is_read_only: bool,
-        at: Timestamp,
-    ) -> Result<FileId> {
-        self.0.snapshot(source, place, is_read_only, at)
-    }
-
-    fn delete_subvolume(&self, place: EntryPlace<'_>, at: Timestamp) -> Result<()> {
-        self.0.delete_subvolume(place, at)
-    }
-
-    fn set_read_only(&self, root: FileId, is_read_only: bool) -> Result<()> {
-        self.0.set_read_only(root, is_read_only)
-    }
-
-    fn set_default(&self, root: FileId) -> Result<()> {
-        self.0.set_default(root)
-    }
-
-    fn settings(&self, file: FileId) -> Result<Option<Settings>> {
-        self.0.settings(file)
-    }
-
-    fn default(&self) -> Result<FileId> {
-        self.0.default()
-    }
-
-    fn made(&self, file: FileId) -> Result<Timestamp> {
-        self.0.made(file)
-    }
-}
-
 fn opened(volume: &Arc<BtrfsVolume>) -> Result<OpenedVolume> {
     let fs = volume.filesystem(SubvolumeId::FS)?;
     let survived = Arc::default();
-    Ok(OpenedVolume { files: Box::new(fs.clone()), subvolumes: Box::new(Calls(fs)), survived })
+    Ok(OpenedVolume { files: Box::new(fs.clone()), subvolumes: Box::new(Calls::new(fs)), survived })
 }
 
 /// The members and the layout of a volume.

@@ -72,7 +72,7 @@ pub(crate) fn run_together(
 ) {
     let disks = make(judges, shape);
     let volume = open(&disks, shape);
-    let subvolume = |workload| OurSubvolumes(subvolume(&volume, &directory(workload)));
+    let subvolume = |workload| OurSubvolumes::new(subvolume(&volume, &directory(workload)));
     let subvolumes: Vec<_> = workloads.iter().map(subvolume).collect();
     let (tasks, mut doers): (Vec<_>, Vec<_>) =
         workloads.iter().zip(&subvolumes).map(|(workload, fs)| begin(workload, fs)).unzip();
@@ -92,7 +92,7 @@ fn begin<'w, 'f>(
     workload: &'w Workload,
     ours: &'f OurSubvolumes,
 ) -> (WorkloadTask<'w>, StepDoer<'f>) {
-    let fs = &ours.0;
+    let fs = &ours.fs;
     let root = fs.attr(fs.root()).expect("the root");
     let promised = Promised::by(workload, &root).expect("it can be done");
     let mut runner = Runner::new(fs, 1).with_subvolumes(ours);

@@ -131,7 +131,7 @@ fn broken_promises(cut: &Disks, task: &WorkloadTask<'_>) -> Vec<String> {
     let fs = top(&volume);
     let root = fs.lookup(fs.root(), directory(task.workload).as_bytes()).expect("the subvolume");
     let fs = volume.filesystem(SubvolumeId { 0: root.dev }).expect("the subvolume");
-    task.promised.judge(&fs, &OurSubvolumes(fs.clone())).unwrap_or_else(|error| vec![error])
+    task.promised.judge(&fs, &OurSubvolumes::new(fs.clone())).unwrap_or_else(|error| vec![error])
 }
 
 /// The subvolume in which a workload is done.

@@ -123,7 +123,7 @@ impl Churn {
             // A damaged root is not a directory any more. Operations try it all the same.
             places.push(fs.root());
         }
-        let calls = OurSubvolumes(fs.clone());
+        let calls = OurSubvolumes::new(fs.clone());
         let (touched, deleted, told) = (HashSet::new(), BTreeSet::new(), Vec::new());
         let next = 0;
         Self {

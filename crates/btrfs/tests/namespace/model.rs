@@ -41,7 +41,7 @@ fn compare_with_kernel(disks: &Disks, model: &Model) {
 
 /// The actors work at the same time, each on a thread of its own.
 fn act(fs: &Filesystem, model: &Model, seed: u64, now: Timestamp) {
-    let subvolumes = &OurSubvolumes(fs.clone());
+    let subvolumes = &OurSubvolumes::new(fs.clone());
     std::thread::scope(|scope| {
         for number in 0..THREADS {
             scope.spawn(move || {

@@ -190,7 +190,7 @@ fn play(third: usize, devices: usize, options: &'static str, maker: VolumeMaker,
         let model = shown(&disks);
         let fs = open(&disks, [None, Some("lzo")][round]);
         let unsummed = names_without_checksums(&fs, &pairs);
-        change(&fs, &OurSubvolumes(fs.clone()), false, &pairs, &unsummed, round);
+        change(&fs, &OurSubvolumes::new(fs.clone()), false, &pairs, &unsummed, round);
         change(&model, &model, true, &pairs, &unsummed, round);
         assert_shows(&fs, &model);
         fs.sync().expect("a commit");
@@ -204,7 +204,7 @@ fn play(third: usize, devices: usize, options: &'static str, maker: VolumeMaker,
     }
     // Everything that was deleted is dropped, and what stays is sound.
     let (model, fs) = (shown(&disks), open(&disks, None));
-    OurSubvolumes(fs.clone()).drop_deleted().expect("everything reads");
+    OurSubvolumes::new(fs.clone()).drop_deleted().expect("everything reads");
     fs.sync().expect("a commit");
     drop(fs);
     verdict(&disks, &model);

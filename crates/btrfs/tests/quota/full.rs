@@ -39,7 +39,7 @@ fn what_is_written_is_counted_anew() {
         let disks = beginning(&judges, mkfs);
         let (fs, told) = open(&disks);
         assert_eq!(told.not_kept(), 0, "nothing is written yet");
-        let subvolumes = OurSubvolumes(fs.clone());
+        let subvolumes = OurSubvolumes::new(fs.clone());
         let root = fs.root();
         let named = |name: &'static str| EntryPlace { dir: root, name: name.as_bytes() };
         subvolumes.create_subvolume(named("new"), &NEW).expect("a subvolume");
@@ -86,7 +86,7 @@ fn what_is_written_is_counted_anew() {
 /// We delete the subvolume `b`, and commit.
 fn delete_b(disks: &Disks) {
     let (fs, _) = open(disks);
-    OurSubvolumes(fs.clone())
+    OurSubvolumes::new(fs.clone())
         .delete_subvolume(EntryPlace { dir: fs.root(), name: b"b" }, AT)
         .expect("it goes");
     fs.sync().expect("a commit");
@@ -102,7 +102,7 @@ fn a_drop_alone_is_said() {
     let before = Groups::of(&disks);
     assert!(before.is_inconsistent() && before.used.contains_key("0/257"), "{before:?}");
     let (fs, told) = open(&disks);
-    OurSubvolumes(fs.clone()).drop_deleted().expect("everything reads");
+    OurSubvolumes::new(fs.clone()).drop_deleted().expect("everything reads");
     fs.sync().expect("a commit");
     assert_eq!(told.not_kept(), 0, "they were marked before");
     drop(fs);
@@ -120,7 +120,7 @@ fn groups_go_whoever_drops_the_subvolume() {
     assert!(!Groups::of(&disks).used.contains_key("0/257"));
     by_kernel(&disks, "btrfs -q subvolume delete -c c", &[]);
     let (fs, _) = open(&disks);
-    OurSubvolumes(fs.clone()).drop_deleted().expect("everything reads");
+    OurSubvolumes::new(fs.clone()).drop_deleted().expect("everything reads");
     fs.sync().expect("a commit");
     drop(fs);
     assert_eq!(Groups::of(&disks).names(), ["0/256", "0/5", "1/1", "2/1"]);

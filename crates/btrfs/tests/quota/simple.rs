@@ -35,7 +35,7 @@ fn clone_all(fs: &dyn FileSystemMut, from: FileId, to: FileId, len: u64) {
 
 fn ours(disks: &Disks) {
     let (fs, told) = open(disks);
-    let subvolumes = OurSubvolumes(fs.clone());
+    let subvolumes = OurSubvolumes::new(fs.clone());
     let within =
         |dir: &str, name: &'static str| EntryPlace { dir: at(&fs, dir), name: name.as_bytes() };
     subvolumes.create_subvolume(within("a", "inner"), &NEW).expect("a subvolume");
@@ -104,7 +104,7 @@ fn a_new_subvolume_is_in_the_groups_of_its_holder() {
     let Some(judges) = judges::require() else { return };
     let disks = beginning(&judges);
     let (fs, _) = open(&disks);
-    let subvolumes = OurSubvolumes(fs.clone());
+    let subvolumes = OurSubvolumes::new(fs.clone());
     let within =
         |dir: &str, name: &'static str| EntryPlace { dir: at(&fs, dir), name: name.as_bytes() };
     subvolumes.create_subvolume(within("a", "new"), &NEW).expect("a subvolume");
@@ -170,7 +170,7 @@ fn owners_stay_when_quotas_are_off() {
     write(&fs, dir, "new", 40_000);
     fs.unlink(EntryPlace { dir, name: b"20" }, AT).expect("it is removed");
     fs.sync().expect("a commit");
-    OurSubvolumes(fs.clone())
+    OurSubvolumes::new(fs.clone())
         .snapshot(dir, EntryPlace { dir: fs.root(), name: b"snapshot" }, false, AT)
         .expect("a snapshot");
     write(&fs, dir, "newer", 40_000);

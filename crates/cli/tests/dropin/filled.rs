@@ -328,7 +328,7 @@ fn shrunk_volumes() {
     assert!(total < 200 << 20, "{total}");
 }
 
-/// A summary that nobody reads fails nothing.
+/// The run of a good volume does not fail when the caller closes its standard output.
 #[test]
 fn a_closed_output_does_not_fail_the_run() {
     let bench = Bench::new();

@@ -216,3 +216,11 @@ impl ManifestReading<'_> {
         if self.watcher.is_interrupted() { Err(TransferFailure::Interrupted) } else { Ok(()) }
     }
 }
+
+/// The byte that the first two of these are as hexadecimal digits, and what is behind them.
+fn hex_byte(text: &[u8]) -> Option<(u8, &[u8])> {
+    let (digits, rest) = text.split_first_chunk::<2>()?;
+    let digits = std::str::from_utf8(digits).ok()?;
+    let byte = u8::from_str_radix(digits, 16).ok().filter(|_| !digits.starts_with('+'))?;
+    Some((byte, rest))
+}

@@ -108,8 +108,8 @@ impl<'a> FileSettings<'a> {
         Ok(())
     }
 
-    /// Gives a directory that was made before the one that it is in got its property the flag that it
-    /// inherits. A subvolume inherits none.
+    /// Gives a directory that was made before the one that it is in got its property the flag that
+    /// it inherits. A subvolume inherits none.
     pub(super) fn inherit(&self, file: FileId, parent: FileId) -> VfsResult<()> {
         if self.properties.is_empty() || parent.dev != file.dev {
             return Ok(());

@@ -5,8 +5,10 @@
 //! written but the volume, which is in memory. The stable test passes in damaged real sources, and
 //! the fuzz target any bytes.
 
+#[path = "../shared/silent.rs"]
+mod silent;
+
 use std::collections::BTreeSet;
-use std::fmt::Display;
 use std::fs;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -17,8 +19,8 @@ use offshoot_transfer::build::{
     BuildInput, BuildOptions, BuildSource, BuildTarget, build, measure_sources,
 };
 use offshoot_transfer::host::Process;
-use offshoot_transfer::{Hint, TransferProgress, Watcher};
 use offshoot_vfs::{FileSystem, FileType, Timestamp};
+use silent::SilentWatcher;
 use tempfile::TempDir;
 
 const AT: Timestamp = Timestamp { secs: 1_700_000_000, nanos: 0 };
@@ -29,43 +31,7 @@ const SECRET: &[u8] = b"what no source may read";
 /// The sources, in the order of the first byte of an input.
 pub(crate) const FORMS: [&str; 5] = ["", "mtree:", "composefs:", "oci-archive:", "docker-archive:"];
 
-struct SilentBuild;
-
-impl Watcher for SilentBuild {
-    fn words(&self, _: Hint) -> &'static str {
-        "what the program says"
-    }
-
-    fn error(&self, _: &dyn Display) {}
-
-    fn detail(&self, _: &dyn Display) {}
-
-    fn warning(&self, _: &dyn Display) {}
-
-    fn note(&self, _: &dyn Display) {}
-
-    fn is_interrupted(&self) -> bool {
-        false
-    }
-
-    fn start_progress(&self, _: &'static str) -> Box<dyn TransferProgress> {
-        Box::new(Self)
-    }
-
-    fn stop_progress(&self) {}
-}
-
-impl TransferProgress for SilentBuild {
-    fn is_hidden(&self) -> bool {
-        true
-    }
-
-    fn expect(&self, _: u64) {}
-
-    fn add_bytes(&self, _: u64) {}
-
-    fn add_file(&self) {}
-}
+const SILENT: SilentWatcher = SilentWatcher { fails_on_errors: false };
 
 /// The files that sources may read, and one that they may not.
 struct HostileSite {
@@ -133,10 +99,10 @@ pub(crate) fn hostile_source(data: &[u8]) -> bool {
     let source = BuildSource::named(format!("{form}{}{contents}", path.display()).as_ref());
     let inputs = [BuildInput { source, to: b"/to".to_vec() }];
     let options = BuildOptions::new(AT);
-    let measured = measure_sources(&inputs, &options, *process, &SilentBuild);
+    let measured = measure_sources(&inputs, &options, *process, &SILENT);
     let model = Model::made_at(AT);
     let target = BuildTarget { fs: &model, snapshots: None };
-    let built = build(&target, &inputs, &options, *process, &SilentBuild, None);
+    let built = build(&target, &inputs, &options, *process, &SILENT, None);
     // A link that leads nowhere is found when it is made.
     assert!(measured.is_ok() || built.is_err(), "a source can be built and not measured");
     assert_eq!(files(site.dir.path()), site.before);

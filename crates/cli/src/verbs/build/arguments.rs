@@ -63,10 +63,20 @@ pub(crate) struct BuildArguments {
     pub(crate) owner: Option<(u32, u32)>,
     /// Let users of the sources become others: COUNT numbers from FROM on become those from TO on.
     /// Others stay
-    #[arg(long, value_name = "FROM:TO[:COUNT]", value_parser = parse_mapped, action = ArgAction::Append)]
+    #[arg(
+        long,
+        value_name = "FROM:TO[:COUNT]",
+        value_parser = parse_mapped,
+        action = ArgAction::Append
+    )]
     pub(crate) map_uid: Vec<(u32, u32, u32)>,
     /// The same for groups
-    #[arg(long, value_name = "FROM:TO[:COUNT]", value_parser = parse_mapped, action = ArgAction::Append)]
+    #[arg(
+        long,
+        value_name = "FROM:TO[:COUNT]",
+        value_parser = parse_mapped,
+        action = ArgAction::Append
+    )]
     pub(crate) map_gid: Vec<(u32, u32, u32)>,
     /// Give all files labels of SELinux, from a file of contexts (file_contexts) as setfiles reads
     /// it

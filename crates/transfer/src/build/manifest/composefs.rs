@@ -23,9 +23,9 @@ use super::super::entry::{
 };
 use super::super::tar::{archived_path, symlink_target};
 use super::super::verity::VerityHash;
-use super::ManifestReading;
 use super::digest::{DigestKind, ExpectedDigest};
 use super::lines::WORDS_MAX;
+use super::{ManifestReading, hex_byte};
 use crate::Result;
 
 /// Gives `sink` all files of the manifest.
@@ -254,10 +254,9 @@ fn unescaped(field: &[u8]) -> Option<Vec<u8>> {
             b'r' => b'\r',
             b't' => b'\t',
             b'x' => {
-                let (digits, after) = rest.split_first_chunk::<2>()?;
+                let (byte, after) = hex_byte(rest)?;
                 rest = after;
-                let digits = std::str::from_utf8(digits).ok()?;
-                u8::from_str_radix(digits, 16).ok().filter(|_| !digits.starts_with('+'))?
+                byte
             }
             _ => return None,
         });

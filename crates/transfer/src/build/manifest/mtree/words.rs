@@ -3,6 +3,8 @@
 //! A word ends at white space, which is escaped in names: `a\040b` or `a\sb`. A word that begins
 //! with `#` begins a comment.
 
+use crate::build::manifest::hex_byte;
+
 /// The words of `line`, still escaped.
 pub(super) fn words(line: &[u8]) -> impl DoubleEndedIterator<Item = &[u8]> {
     let is_space = |byte: &u8| matches!(byte, b' ' | b'\t' | b'\r' | b'\x0b' | b'\x0c');
@@ -47,10 +49,9 @@ pub(super) fn unescaped(text: &[u8]) -> Option<Vec<u8>> {
                 u8::try_from(number).ok()?
             }
             b'x' => {
-                let (digits, after) = rest.split_first_chunk::<2>()?;
+                let (byte, after) = hex_byte(rest)?;
                 rest = after;
-                let digits = std::str::from_utf8(digits).ok()?;
-                u8::from_str_radix(digits, 16).ok().filter(|_| !digits.starts_with('+'))?
+                byte
             }
             b'a' => 7,
             b'b' => 8,
