@@ -250,9 +250,10 @@ fn a_file_in_many_pieces_leaves_room_for_removals() {
     fs.sync().expect("there is room for what was accepted");
     println!("{written} bytes in pieces of {PIECE_BYTES}, beside {links} links");
     let extents = extents(&fs, file);
-    // Some pieces lie side by side.
+    // Some pieces lie side by side: write-back of several files at a time does not keep the order
+    // of their names, so two files that were removed may have been neighbours.
     let pieces = written / PIECE_BYTES;
-    assert!(extents > 5000 && extents > pieces / 10 * 9, "{extents} extents of {pieces} pieces");
+    assert!(extents > pieces / 3 * 2, "{extents} extents of {pieces} pieces");
     for number in 0..links {
         let name = name(number);
         fs.unlink(EntryPlace { dir, name: name.as_bytes() }, AT).expect("it is there");
