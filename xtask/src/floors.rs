@@ -29,6 +29,7 @@ const BTRFS: EngineFloors = EngineFloors {
         &["block"],
         &["tree"],
         &["options"],
+        &["check"],
         &["space"],
         &["transaction"],
         &["delayed"],

@@ -16,6 +16,7 @@
 //! |---|---|
 //! | `filesystem` | an open volume, as its user holds it; the `vfs` traits over a subvolume and those nested in it |
 //! | `mkfs` | new volumes |
+//! | `check` | compares everything that structures say about each other; works on what does not open |
 //! | `scrub` | reads and verifies every copy of a volume, and repairs the bad ones |
 //! | `engine` | opens a volume; holds the state of each room between calls |
 //! | `upkeep` | decides when to commit; makes room for waiting threads, allocates and removes chunks, discards |
@@ -39,6 +40,7 @@ extern crate self as offshoot_btrfs;
 #[cfg(feature = "measure")]
 pub mod bench;
 mod block;
+mod check;
 mod data;
 mod delayed;
 mod engine;
@@ -64,6 +66,10 @@ mod tree;
 mod upkeep;
 
 pub use block::TreeBlock;
+pub use check::{
+    BtrfsFinding, BtrfsFindingCode, BtrfsFindingPlace, CheckCounts, CheckEvent, CheckOptions,
+    CheckOutcome, CheckWatch, FindingSeverity, check_btrfs,
+};
 pub use engine::Engine;
 pub use events::EVENT_TARGETS;
 pub use filesystem::sharing::{ExtentUse, SharingCache};

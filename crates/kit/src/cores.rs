@@ -8,6 +8,7 @@
 
 use std::num::NonZero;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -43,6 +44,30 @@ pub fn use_all() {
     if let Some(set) = &cores().set {
         let _ = sched_setaffinity(None, set);
     }
+}
+
+/// Calls `work` with each number below `count`, on all of these CPUs. Threads take the numbers in
+/// ascending order.
+pub fn for_each(count: usize, work: &(dyn Fn(usize) + Sync)) {
+    let next = AtomicUsize::new(0);
+    let run = || {
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            if index >= count {
+                return;
+            }
+            work(index);
+        }
+    };
+    thread::scope(|scope| {
+        for _ in 1..self::count().min(count) {
+            scope.spawn(|| {
+                use_all();
+                run();
+            });
+        }
+        run();
+    });
 }
 
 #[cfg(test)]

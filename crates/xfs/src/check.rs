@@ -43,6 +43,7 @@ mod whole;
 use std::sync::Arc;
 
 use offshoot_device::BlockDevice;
+use offshoot_kit::cores;
 use offshoot_kit::sync::Mutex;
 use offshoot_kit::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use offshoot_vfs::{Code, Error, Result};
@@ -58,7 +59,7 @@ use group::{GroupCounts, GroupInodes, SummedCounts};
 use inode::{InodePass, KnownParts};
 use space::SpaceGather;
 use tally::LinkTally;
-use whole::{VolumeCheck, on_all_cores};
+use whole::VolumeCheck;
 
 /// What a check found.
 #[derive(Clone, Debug)]
@@ -206,7 +207,7 @@ fn open(
 fn check_groups(check: &VolumeCheck<'_>, counts: &SummedCounts) -> Vec<GroupInodes> {
     let groups = check.groups().count();
     let found: Vec<_> = (0..groups).map(|_| Mutex::new(GroupInodes::UNKNOWN)).collect();
-    on_all_cores(groups, &|index| {
+    cores::for_each(groups, &|index| {
         let ag = AgNumber(u32::try_from(index).unwrap_or(u32::MAX));
         let Some(headers) = check.headers(ag) else { return counts.add(None) };
         let mut of_group = GroupCounts::default();
@@ -248,7 +249,7 @@ fn check_inodes(
             known: &known,
             blocks_left: AtomicU64::new(check.geometry().blocks),
         };
-        on_all_cores(turns.len(), &|turn| {
+        cores::for_each(turns.len(), &|turn| {
             if let Some((ag, chunks)) = turns.get(turn) {
                 chunks.iter().for_each(|chunk| pass.chunk(*ag, chunk));
             }
@@ -257,7 +258,7 @@ fn check_inodes(
             check_unlinked(check, inodes, &without_links);
         }
         let end = gather.end().max(first + 1);
-        on_all_cores((end - first) as usize, &|index| {
+        cores::for_each((end - first) as usize, &|index| {
             let ag = AgNumber(first + u32::try_from(index).unwrap_or(0));
             if let Some(inodes) = inodes.get(ag.0 as usize) {
                 finish_group(&pass, ag, inodes, counts);
@@ -287,7 +288,7 @@ fn finish_group(pass: &InodePass<'_>, ag: AgNumber, inodes: &GroupInodes, counts
 
 /// Compares the lists of unlinked inodes with the inodes that no directory has.
 fn check_unlinked(check: &VolumeCheck<'_>, inodes: &[GroupInodes], without_links: &[AtomicU64]) {
-    on_all_cores(inodes.len(), &|index| {
+    cores::for_each(inodes.len(), &|index| {
         let ag = AgNumber(u32::try_from(index).unwrap_or(u32::MAX));
         let (Some(inodes), Some(found)) = (inodes.get(index), without_links.get(index)) else {
             return;

@@ -1,8 +1,6 @@
 //! What all parts of a check share, and the checks of the volume as a whole.
 
-use offshoot_kit::cores;
-use offshoot_kit::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use offshoot_kit::sync::thread;
+use offshoot_kit::sync::atomic::{AtomicU64, Ordering};
 use offshoot_xfs_format::features::XfsFeatures2;
 use offshoot_xfs_format::identity::XfsIdentity;
 use offshoot_xfs_format::superblock::XfsSuperblock;
@@ -110,27 +108,4 @@ impl<'a> VolumeCheck<'a> {
     pub(super) fn counts_free_trees(&self) -> bool {
         self.superblock.fields.features2().contains(XfsFeatures2::LAZYSBCOUNT)
     }
-}
-
-/// Calls `work` with each number below `count`, on all cores.
-pub(super) fn on_all_cores(count: usize, work: &(dyn Fn(usize) + Sync)) {
-    let next = AtomicUsize::new(0);
-    let run = || {
-        loop {
-            let index = next.fetch_add(1, Ordering::Relaxed);
-            if index >= count {
-                return;
-            }
-            work(index);
-        }
-    };
-    thread::scope(|scope| {
-        for _ in 1..cores::count().min(count) {
-            scope.spawn(|| {
-                cores::use_all();
-                run();
-            });
-        }
-        run();
-    });
 }

@@ -1,0 +1,389 @@
+//! The volume that is checked: its blocks, and ways through its trees that go on past bad blocks.
+
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use offshoot_btrfs_format::block::LEVEL_COUNT;
+use offshoot_btrfs_format::check::{self as format_check, ExpectedBlock, Geometry};
+use offshoot_btrfs_format::root::RootItem;
+use offshoot_btrfs_format::superblock::Superblock;
+use offshoot_btrfs_format::{Generation, ItemType, Key, Logical, TreeId};
+use offshoot_device::BlockDevice;
+use offshoot_vfs::{Errno, Error, Result, Structure};
+use parking_lot::Mutex;
+
+use super::finding::{BtrfsFindingCode, BtrfsFindingPlace, Findings};
+use super::{CheckEvent, CheckOptions, CheckWatch};
+use crate::block::{BlockCache, HeldBlock, TreeBlock};
+use crate::report::VolumeReport;
+use crate::storage::Storage;
+use crate::tree::{Blocks, TreeRoot};
+
+/// A volume that is checked.
+pub(super) struct CheckedVolume<'c> {
+    pub(super) storage: Storage,
+    /// The devices that were given, in the order of the caller.
+    pub(super) devices: Vec<Arc<dyn BlockDevice>>,
+    cache: BlockCache,
+    /// How a reader verifies blocks. The storage verifies as the kernel does.
+    readers: Geometry,
+    pub(super) findings: Findings,
+    pub(super) options: CheckOptions,
+    watch: &'c CheckWatch<'c>,
+    is_over: AtomicBool,
+    /// The tree blocks and bytes of data that were checked.
+    done: AtomicU64,
+    /// How many of them there are; 0 while that is not known.
+    total: AtomicU64,
+    /// What the storage reported: bad copies, and members that are missing or outdated.
+    pub(super) reports: Arc<Mutex<Vec<VolumeReport>>>,
+}
+
+/// A range of keys of a tree.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct KeyRange {
+    pub(super) first: Key,
+    /// Inclusive.
+    pub(super) last: Key,
+}
+
+impl KeyRange {
+    /// All keys.
+    pub(super) const ALL: Self = Self { first: Key::MIN, last: Key::MAX };
+
+    /// The keys of one object.
+    pub(super) const fn of_object(objectid: u64) -> Self {
+        Self {
+            first: Key::new(objectid, ItemType(0), 0),
+            last: Key::new(objectid, ItemType(u8::MAX), u64::MAX),
+        }
+    }
+
+    /// The keys of objects from `first` on, before `end`. Not empty.
+    pub(super) const fn of_objects(first: u64, end: u64) -> Self {
+        Self {
+            first: Key::new(first, ItemType(0), 0),
+            last: Key::new(end.saturating_sub(1), ItemType(u8::MAX), u64::MAX),
+        }
+    }
+}
+
+/// Whether all blocks of a range could be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Walked {
+    /// All of them.
+    Whole,
+    /// Some could not be read. They are findings.
+    InPart,
+}
+
+impl Walked {
+    /// Whether all blocks could be read.
+    pub(super) fn is_whole(self) -> bool {
+        self == Self::Whole
+    }
+}
+
+impl<'c> CheckedVolume<'c> {
+    pub(super) fn new(
+        storage: Storage,
+        devices: Vec<Arc<dyn BlockDevice>>,
+        options: &CheckOptions,
+        watch: &'c CheckWatch<'c>,
+        reports: Arc<Mutex<Vec<VolumeReport>>>,
+    ) -> Self {
+        let readers = storage.geometry().clone();
+        Self {
+            cache: BlockCache::new(options.memory_bytes / 4, storage.superblock().node_size),
+            readers,
+            storage,
+            devices,
+            findings: Findings::default(),
+            options: options.clone(),
+            watch,
+            is_over: AtomicBool::new(false),
+            done: AtomicU64::new(0),
+            total: AtomicU64::new(0),
+            reports,
+        }
+    }
+
+    pub(super) fn superblock(&self) -> &Superblock {
+        self.storage.superblock()
+    }
+
+    /// The size of a tree block, in bytes.
+    pub(super) fn node_size(&self) -> u64 {
+        u64::from(self.superblock().node_size)
+    }
+
+    /// The size of a sector, in bytes.
+    pub(super) fn sector_size(&self) -> u64 {
+        u64::from(self.superblock().sector_size)
+    }
+
+    /// The folder for files of records that have no room in memory.
+    pub(super) fn scratch(&self) -> PathBuf {
+        self.options.scratch.clone().unwrap_or_else(std::env::temp_dir)
+    }
+
+    /// # Errors
+    /// `EINTR` when the caller has ended the check.
+    pub(super) fn require_going_on(&self) -> Result<()> {
+        if self.is_over() {
+            return Err(Error::posix(Errno::INTR, "the check"));
+        }
+        Ok(())
+    }
+
+    /// Whether the caller has ended the check.
+    pub(super) fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::Relaxed)
+    }
+
+    /// Notes how many bytes will be looked at in all, as far as that is known.
+    pub(super) fn expect_bytes(&self, bytes: u64) {
+        self.total.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Notes that bytes were looked at, and tells the caller.
+    pub(super) fn progress(&self, bytes: u64) {
+        let done = self.done.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        let total = self.total.load(Ordering::Relaxed).max(done);
+        if (self.watch)(&CheckEvent::Progress { done, total }).is_break() {
+            self.is_over.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Adds what the storage reported to the findings.
+    pub(super) fn note_reports(&self) {
+        for report in std::mem::take(&mut *self.reports.lock()) {
+            let (code, place) = match &report {
+                VolumeReport::BadCopy { logical, .. } => {
+                    (BtrfsFindingCode::BadCopy, BtrfsFindingPlace::Logical(*logical))
+                }
+                VolumeReport::LostChunk { logical, .. } => {
+                    (BtrfsFindingCode::NotRead, BtrfsFindingPlace::Logical(*logical))
+                }
+                VolumeReport::MissingMember { id, .. } => {
+                    (BtrfsFindingCode::MissingMember, BtrfsFindingPlace::Member(id.0))
+                }
+                VolumeReport::StaleMember { .. } => {
+                    (BtrfsFindingCode::MissingMember, BtrfsFindingPlace::Volume)
+                }
+                VolumeReport::ShortMember { .. } => {
+                    (BtrfsFindingCode::Member, BtrfsFindingPlace::Volume)
+                }
+                // The check of the members has looked at all superblocks itself. The others are
+                // facts about the volume.
+                _ => continue,
+            };
+            self.findings.add(code, place, report.to_string());
+        }
+    }
+
+    /// The block that `expected` describes; `None` when it cannot be used, which is a finding then.
+    pub(super) fn usable_block(&self, expected: &ExpectedBlock) -> Option<Arc<TreeBlock>> {
+        match self.block(expected) {
+            Ok(block) => Some(block),
+            Err(error) => {
+                let place =
+                    BtrfsFindingPlace::Block { tree: expected.owner, logical: expected.logical };
+                self.findings.add_error(BtrfsFindingCode::TreeBlock, place, &error);
+                None
+            }
+        }
+    }
+
+    /// The child at `slot` of `node`, whose keys are below `upper`; `None` when it cannot be used,
+    /// which is a finding then.
+    pub(super) fn usable_child(
+        &self,
+        node: &TreeBlock,
+        slot: usize,
+        tree: TreeId,
+        upper: Option<Key>,
+    ) -> Option<Arc<TreeBlock>> {
+        let expected = node.child_expected(slot, tree);
+        let child = self.usable_block(&expected)?;
+        let last = child.key(child.len().checked_sub(1)?);
+        if let Some(upper) = upper.filter(|&upper| last >= upper) {
+            let place = BtrfsFindingPlace::Block { tree, logical: expected.logical };
+            let problem = format!("its last key {last} is not below {upper}, the next in its node");
+            self.findings.add(BtrfsFindingCode::TreeBlock, place, problem);
+            return None;
+        }
+        Some(child)
+    }
+
+    /// Calls `visit` with each item in `range` of the tree `root`, in order, until it breaks.
+    /// Leaves out what is in blocks that cannot be used.
+    pub(super) fn each_item(
+        &self,
+        root: TreeRoot,
+        range: KeyRange,
+        visit: &mut dyn FnMut(Key, &[u8]) -> ControlFlow<()>,
+    ) -> Walked {
+        self.each_leaf(root, range, &mut |leaf| {
+            for slot in leaf.first_at_least(range.first)..leaf.len() {
+                let key = leaf.key(slot);
+                if key > range.last {
+                    return ControlFlow::Break(());
+                }
+                visit(key, leaf.data(slot))?;
+            }
+            ControlFlow::Continue(())
+        })
+    }
+
+    /// Calls `visit` with each leaf that may have items in `range` of the tree `root`, in order,
+    /// until it breaks.
+    pub(super) fn each_leaf(
+        &self,
+        root: TreeRoot,
+        range: KeyRange,
+        visit: &mut dyn FnMut(&TreeBlock) -> ControlFlow<()>,
+    ) -> Walked {
+        let Some(block) = self.usable_block(&root.expected()) else { return Walked::InPart };
+        let mut walked = Walked::Whole;
+        let _ = self.leaves_below(&block, root.id, None, range, visit, &mut walked);
+        walked
+    }
+
+    fn leaves_below(
+        &self,
+        block: &TreeBlock,
+        tree: TreeId,
+        upper: Option<Key>,
+        range: KeyRange,
+        visit: &mut dyn FnMut(&TreeBlock) -> ControlFlow<()>,
+        walked: &mut Walked,
+    ) -> ControlFlow<()> {
+        if self.is_over() {
+            return ControlFlow::Break(());
+        }
+        if block.is_leaf() {
+            return visit(block);
+        }
+        for slot in block.floor(range.first).unwrap_or(0)..block.len() {
+            if block.key(slot) > range.last {
+                return ControlFlow::Break(());
+            }
+            let upper = if slot + 1 < block.len() { Some(block.key(slot + 1)) } else { upper };
+            match self.usable_child(block, slot, tree, upper) {
+                Some(child) => {
+                    self.leaves_below(&child, tree, upper, range, visit, walked)?;
+                }
+                None => *walked = Walked::InPart,
+            }
+        }
+        ControlFlow::Continue(())
+    }
+
+    /// Calls `found` with the data of the item with exactly this key, if it is there. `None` when
+    /// it is not, or cannot be read.
+    pub(super) fn with_item<T>(
+        &self,
+        root: TreeRoot,
+        key: Key,
+        found: impl FnOnce(&[u8]) -> Option<T>,
+    ) -> Option<T> {
+        let (mut result, mut found) = (None, Some(found));
+        self.each_item(root, KeyRange { first: key, last: key }, &mut |_, data| {
+            result = found.take().and_then(|found| found(data));
+            ControlFlow::Break(())
+        });
+        result
+    }
+
+    /// The tree of tree roots.
+    pub(super) fn root_tree(&self) -> TreeRoot {
+        TreeRoot::of_root_tree(&self.superblock().item)
+    }
+
+    /// The chunk tree.
+    pub(super) fn chunk_tree(&self) -> TreeRoot {
+        let item = &self.superblock().item;
+        TreeRoot {
+            id: TreeId::CHUNK,
+            logical: Logical(item.chunk_root.get()),
+            level: item.chunk_root_level,
+            generation: Generation(item.chunk_root_generation.get()),
+        }
+    }
+
+    /// The root of the tree `id`, by the first root item of it; `None` when there is none that can
+    /// be read.
+    pub(super) fn tree(&self, id: TreeId) -> Option<TreeRoot> {
+        let range = KeyRange {
+            first: Key::new(id.0, ItemType::ROOT_ITEM, 0),
+            last: Key::new(id.0, ItemType::ROOT_ITEM, u64::MAX),
+        };
+        let mut root = None;
+        self.each_item(self.root_tree(), range, &mut |_, data| {
+            root = RootItem::parse(data).ok().map(|item| root_of(id, &item));
+            ControlFlow::Break(())
+        });
+        root
+    }
+}
+
+/// The root that an item describes.
+pub(super) fn root_of(id: TreeId, item: &RootItem) -> TreeRoot {
+    TreeRoot {
+        id,
+        logical: item.logical(),
+        level: item.level.min(LEVEL_COUNT - 1),
+        generation: item.generation(),
+    }
+}
+
+impl Blocks for CheckedVolume<'_> {
+    fn is_changing(&self) -> bool {
+        false
+    }
+
+    fn epoch(&self) -> u64 {
+        0
+    }
+
+    fn block(&self, expected: &ExpectedBlock) -> Result<Arc<TreeBlock>> {
+        let error = match self.cache.committed(&self.storage, expected) {
+            Ok(block) => return Ok(block),
+            Err(error) => error,
+        };
+        if !matches!(error, Error::Corrupt(_)) {
+            return Err(error);
+        }
+        // The kernel refuses the block. A reader may be able to use it.
+        let verify = |bytes: &[u8]| {
+            format_check::verify(bytes, &self.readers, expected.logical)?;
+            format_check::expect(bytes, expected)
+        };
+        let Ok(bytes) = self.storage.find_block(expected.logical, verify) else {
+            return Err(error);
+        };
+        let place = BtrfsFindingPlace::Block { tree: expected.owner, logical: expected.logical };
+        self.findings.add(BtrfsFindingCode::RefusedBlock, place, error.to_string());
+        let block = Arc::new(TreeBlock::verified(bytes));
+        self.cache.insert(block.clone());
+        Ok(block)
+    }
+
+    fn child(&self, node: &TreeBlock, slot: usize, owner: TreeId) -> Result<Arc<TreeBlock>> {
+        self.block(&node.child_expected(slot, owner))
+    }
+
+    fn hold_root(&self, id: TreeId) -> Result<HeldBlock> {
+        let root = self
+            .tree(id)
+            .ok_or_else(|| Error::corrupt(Structure::RootTree, format!("there is no tree {id}")))?;
+        self.hold(&root.expected())
+    }
+
+    fn hold(&self, expected: &ExpectedBlock) -> Result<HeldBlock> {
+        self.block(expected).map(HeldBlock::Committed)
+    }
+}
