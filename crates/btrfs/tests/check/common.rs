@@ -1,0 +1,153 @@
+//! What the tests of the check share: volumes that are damaged in one place, and both judges.
+
+use std::fs::File;
+use std::ops::ControlFlow;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use offshoot_btrfs::{BtrfsFindingCode, CheckOptions, CheckOutcome, check_btrfs};
+use offshoot_btrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE};
+use offshoot_btrfs_format::{Key, TreeId};
+use offshoot_testkit::btrfs::disks::{AttachedImages, Disks};
+use offshoot_testkit::run::command;
+
+use crate::damage::{DamageTarget, header};
+use crate::image::SparseImage;
+use crate::mutation::{pack, unpack};
+
+/// The items of a leaf.
+pub(crate) type LeafItems = Vec<(Key, Vec<u8>)>;
+
+/// What `btrfs check` says of a damage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Progs {
+    /// It finds something too.
+    Agrees,
+    /// It does not look at this.
+    SeesNothing,
+}
+
+/// A volume that is damaged in one place.
+pub(crate) struct DamagedVolume {
+    disks: Disks,
+    target: DamageTarget,
+}
+
+impl DamagedVolume {
+    /// The volume on `disks`, which is sound and not mounted.
+    pub(crate) fn of(disks: Disks) -> Self {
+        let read = |path| Arc::new(SparseImage::read(path).expect("an image reads"));
+        let images = disks.images().iter().map(|path| read(path)).collect();
+        Self { target: DamageTarget::new(images, false), disks }
+    }
+
+    /// Changes the first leaf of the tree `owner` that has an item for which `is_wanted` says yes.
+    /// `change` gets the items of the leaf and the slot of that item. It must not change the first
+    /// key of a leaf.
+    #[track_caller]
+    pub(crate) fn edit(
+        &self,
+        owner: TreeId,
+        is_wanted: impl Fn(Key, &[u8]) -> bool,
+        change: impl FnOnce(&mut LeafItems, usize),
+    ) -> &Self {
+        let found = self.target.blocks.iter().find_map(|block| {
+            let header = header(&block.bytes);
+            if header.level > 0 || header.owner() != owner {
+                return None;
+            }
+            let items = unpack(&block.bytes);
+            let slot = items.iter().position(|(key, data)| is_wanted(*key, data))?;
+            Some((block, items, slot))
+        });
+        let (block, mut items, slot) = found.expect("a leaf has such an item");
+        let before = items.len();
+        change(&mut items, slot);
+        let mut bytes = pack(&block.bytes, &items);
+        assert_eq!(unpack(&bytes).len(), items.len(), "the leaf had {before} items: there is room");
+        self.target.fit_checksum(&mut bytes);
+        for &(member, offset) in &block.places {
+            self.write(member, offset, &bytes);
+        }
+        self
+    }
+
+    /// Changes all superblocks of a member.
+    pub(crate) fn edit_superblocks(&self, member: usize, change: impl Fn(&mut [u8])) -> &Self {
+        SUPERBLOCK_OFFSETS.iter().for_each(|&at| self.edit_superblock(member, at, &change));
+        self
+    }
+
+    /// Changes the superblock at `offset` of a member, if the member is that long.
+    pub(crate) fn edit_superblock(&self, member: usize, offset: u64, change: impl Fn(&mut [u8])) {
+        let file = File::open(&self.disks.images()[member]).expect("an image opens");
+        let mut bytes = vec![0; SUPERBLOCK_SIZE];
+        if file.read_exact_at(&mut bytes, offset).is_ok() {
+            change(&mut bytes);
+            self.target.fit_checksum(&mut bytes);
+            self.write(member, offset, &bytes);
+        }
+    }
+
+    /// Writes bytes to a member.
+    pub(crate) fn write(&self, member: usize, offset: u64, bytes: &[u8]) {
+        let file = File::options().write(true).open(&self.disks.images()[member]);
+        file.expect("an image opens").write_all_at(bytes, offset).expect("it is written");
+    }
+
+    /// The images.
+    pub(crate) fn disks(&self) -> &Disks {
+        &self.disks
+    }
+
+    /// Requires that our check finds exactly `code`, once or more, and what `btrfs check` says.
+    /// Returns what ours found.
+    #[track_caller]
+    pub(crate) fn require(&self, code: BtrfsFindingCode, progs: Progs) -> CheckOutcome {
+        let outcome = checked(&self.disks);
+        let is_only = outcome.findings.iter().all(|finding| finding.code == code);
+        assert!(is_only && !outcome.findings.is_empty(), "{code:?} expected: {}", show(&outcome));
+        let said = progs_complaints(&self.disks);
+        assert_eq!(said.is_some(), progs == Progs::Agrees, "btrfs check: {said:?}");
+        outcome
+    }
+}
+
+/// What our check finds, data included.
+#[track_caller]
+pub(crate) fn checked(disks: &Disks) -> CheckOutcome {
+    let options = CheckOptions { verifies_data: true, ..CheckOptions::default() };
+    check_btrfs(disks.devices(), &options, &|_| ControlFlow::Continue(())).expect("it is checked")
+}
+
+/// Requires that our check finds nothing, and that `btrfs check` does not either.
+#[track_caller]
+pub(crate) fn require_sound(disks: &Disks) -> CheckOutcome {
+    let outcome = checked(disks);
+    assert!(outcome.findings.is_empty(), "a sound volume: {}", show(&outcome));
+    assert_eq!(progs_complaints(disks), None);
+    outcome
+}
+
+/// The findings, one on each line.
+pub(crate) fn show(outcome: &CheckOutcome) -> String {
+    let lines = outcome.findings.iter().take(30).map(|finding| format!("\n  {finding}"));
+    format!("{} findings{}", outcome.findings.len(), lines.collect::<String>())
+}
+
+/// What `btrfs check` finds, data included; `None` for nothing.
+pub(crate) fn progs_complaints(disks: &Disks) -> Option<String> {
+    let check = |device: &str| {
+        let args = ["check", "--readonly", "--check-data-csum", device];
+        command("btrfs").args(args).output().expect("btrfs check runs")
+    };
+    let output = match disks.images() {
+        [image] => check(image.to_str().expect("a plain path")),
+        images => AttachedImages::new(images).checked(check),
+    };
+    let (said, errors) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let is_sound = output.status.success() && said.contains("no error found");
+    let lines = errors.lines().filter(|line| !line.starts_with('['));
+    (!is_sound).then(|| lines.chain(said.lines()).take(12).collect::<Vec<_>>().join("\n"))
+}
