@@ -30,6 +30,7 @@
 //! - `OFFSHOOT_STRUCTURES` names the types of items that are patched (`INODE_ITEM,SUPERBLOCK`).
 //! - `OFFSHOOT_KEEP` is a directory for images of the mutants that fail.
 
+mod checked;
 mod churn;
 #[path = "../hostile/damage.rs"]
 mod damage;
