@@ -13,7 +13,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
+use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum, ValueHint};
 use offshoot_device::ImageKind;
 
 use attributes::{CHMOD_HELP, CHOWN_HELP, MKNOD_HELP, RMDIR_HELP, TOUCH_HELP};
@@ -143,13 +143,18 @@ Examples:
 
 const CHECK_HELP: &str = "\
 Nothing is written. Each finding has a number that stays the same in all versions, a place and a text; the exit code is 3 then, and 0 if \
-there is none. The log of a volume that was not unmounted is replayed in memory first, or ignored with --ignore-log: then structures may \
+there is none. docs/check.md has all numbers. A volume that does not open is checked, too.
+
+Of btrfs everything is compared as the last commit left it, on all cores; a pending log is read and not replayed. What has no room in \
+--memory goes to files in --scratch. With --data all data is read and compared with its checksums; scrub -r does that for every copy. \
+The volume must not be mounted for writing meanwhile, by whatever program.
+
+Of XFS the log of a volume that was not unmounted is replayed in memory first, or ignored with --ignore-log: then structures may \
 contradict each other.
 
-Volumes of btrfs are verified by scrub -r.
-
 Examples:
-  offshoot check server.img
+  offshoot check disk.img
+  offshoot check --data /dev/sdb --device /dev/sdc
   offshoot check server.img@2
   offshoot check --json /dev/sdb | jq .number";
 
@@ -326,9 +331,9 @@ pub(crate) enum Verb {
     /// Make a device of a btrfs volume larger or smaller
     #[command(after_help = RESIZE_HELP)]
     Resize(ResizeArguments),
-    /// Compare everything that the structures of an XFS volume say about each other
+    /// Compare everything that the structures of a volume say about each other
     #[command(after_help = CHECK_HELP)]
-    Check(InfoArguments),
+    Check(CheckArguments),
     /// Read and verify every copy of everything in a btrfs volume, and repair what is bad
     #[command(after_help = SCRUB_HELP)]
     Scrub(ScrubArguments),
@@ -525,6 +530,21 @@ pub(crate) struct InfoArguments {
     /// Write JSON
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Args)]
+pub(crate) struct CheckArguments {
+    #[command(flatten)]
+    pub(crate) info: InfoArguments,
+    /// Read all data, and compare it with its checksums (btrfs)
+    #[arg(long)]
+    pub(crate) data: bool,
+    /// The memory that the check may take (btrfs)
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub(crate) memory: Option<u64>,
+    /// The folder for what has no room in memory (btrfs)
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub(crate) scratch: Option<PathBuf>,
 }
 
 #[derive(Args)]

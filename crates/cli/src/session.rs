@@ -216,6 +216,16 @@ impl Session {
         }
     }
 
+    /// The devices of a btrfs volume that is not opened.
+    pub(crate) fn devices_of(
+        arguments: &VolumeArguments,
+        console: &Arc<Console>,
+    ) -> Result<Vec<Arc<dyn BlockDevice>>> {
+        let mut opening = Opening { is_for_btrfs: true, ..Opening::to(Access::Read) };
+        let disk = member_disk(&arguments.volume, &arguments.open, &opening, false)?;
+        Ok(OpenDevices::open(disk, &arguments.open, &mut opening, console)?.devices)
+    }
+
     /// Opens the volume whose first member is on `disk`, which must be btrfs.
     fn open_with(
         disk: MemberDisk,

@@ -31,7 +31,7 @@
 //! | files by path | the methods of [`Volume`] |
 //! | files by number, as a mount sees them: all that a file can have | [`Volume::files`]: [`FileSystem`] and [`FileSystemMut`] |
 //! | trees from and to the host, and tar archives | [`transfer`] |
-//! | the check of an XFS volume, its recovery | [`OpenOptions::check`], [`OpenOptions::recover`] |
+//! | the check of a volume, the recovery of an XFS volume | [`OpenOptions::check`], [`OpenOptions::recover`] |
 //! | block devices: files, memory, partitions, images, power cuts | [`device`] |
 //! | errors | [`Error`] has four kinds, and [`Code`] a number for each obstacle and each damaged structure |
 //!
@@ -53,12 +53,17 @@ pub use offshoot_vfs::{
     SetAttr, SetTime, StatFs, Timestamp,
 };
 
+pub use offshoot_btrfs::{
+    BtrfsFinding, BtrfsFindingCode, BtrfsFindingPlace, CheckEvent, CheckOptions, CheckOutcome,
+    FindingSeverity, check_btrfs,
+};
 pub use offshoot_xfs::{
     XfsCheckResult, XfsFinding, XfsFindingCode, XfsFindingPlace, XfsLogState, XfsRecovery,
 };
 
 pub use options::{CreateOptions, OpenOptions};
 pub use volume::{DirEntry, ReadDir, Volume, WalkEntry};
+pub use whole::CheckedVolume;
 
 /// The programs in the documents of the repository.
 #[cfg(doctest)]

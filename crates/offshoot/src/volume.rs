@@ -23,7 +23,6 @@ use offshoot_vfs::{
 use offshoot_xfs::XfsVolume;
 
 use crate::OpenOptions;
-use crate::find::find;
 
 pub use look::{DirEntry, ReadDir, WalkEntry};
 
@@ -103,11 +102,7 @@ impl Volume {
     }
 
     pub(crate) fn open_at(path: &Path, options: &OpenOptions) -> Result<Self> {
-        let mut devices = vec![find(path, options.partition, options)?];
-        for further in &options.members {
-            devices.push(find(further, None, options)?);
-        }
-        Self::over(devices, options)
+        Self::over(options.devices_at(path)?, options)
     }
 
     pub(crate) fn over(devices: Vec<Arc<dyn BlockDevice>>, options: &OpenOptions) -> Result<Self> {

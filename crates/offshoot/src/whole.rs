@@ -1,8 +1,10 @@
 //! Calls about a whole volume that is not open: its check, and its recovery.
 
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 
+use offshoot_btrfs::{CheckOptions, CheckOutcome, check_btrfs};
 use offshoot_device::{BlockDevice, VolumeFormat};
 use offshoot_vfs::{Code, Error, Result};
 use offshoot_xfs::{XfsCheckResult, XfsRecovery, XfsVolume, check_xfs};
@@ -10,25 +12,66 @@ use offshoot_xfs::{XfsCheckResult, XfsRecovery, XfsVolume, check_xfs};
 use crate::OpenOptions;
 use crate::find::find;
 
+/// What the check of a volume found.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum CheckedVolume {
+    /// Of a btrfs volume.
+    Btrfs(CheckOutcome),
+    /// Of an XFS volume.
+    Xfs(XfsCheckResult),
+}
+
+impl CheckedVolume {
+    /// Whether nothing was found.
+    #[must_use]
+    pub fn is_sound(&self) -> bool {
+        match self {
+            Self::Btrfs(outcome) => outcome.findings.is_empty(),
+            Self::Xfs(result) => result.findings.is_empty(),
+        }
+    }
+
+    /// The findings in words.
+    pub fn lines(&self) -> impl Iterator<Item = String> {
+        let (btrfs, xfs) = match self {
+            Self::Btrfs(outcome) => (&outcome.findings[..], &[][..]),
+            Self::Xfs(result) => (&[][..], &result.findings[..]),
+        };
+        let btrfs = btrfs.iter().map(ToString::to_string);
+        btrfs.chain(xfs.iter().map(ToString::to_string))
+    }
+}
+
 impl OpenOptions {
-    /// Compares everything that the structures of the volume at `path` say about each other. XFS
-    /// only. Nothing is written: a log that is not empty is replayed in memory.
+    /// Compares everything that the structures of the volume at `path` say about each other.
+    /// Nothing is written. Of XFS a log that is not empty is replayed in memory; of btrfs the last
+    /// commit is checked. No program may write the volume meanwhile.
     ///
     /// ```no_run
     /// # fn main() -> offshoot::Result<()> {
-    /// let result = offshoot::OpenOptions::new().check("server.img")?;
-    /// result.findings.iter().for_each(|finding| println!("{finding}"));
+    /// let found = offshoot::OpenOptions::new().check("server.img")?;
+    /// found.lines().for_each(|finding| println!("{finding}"));
     /// # Ok(())
     /// # }
     /// ```
     ///
+    /// For the data, progress and bounds see [`check_btrfs`].
+    ///
     /// # Errors
-    /// As [`open`](Self::open), but for a damaged log or superblock, which are findings.
-    pub fn check(&self, path: impl AsRef<Path>) -> Result<XfsCheckResult> {
-        let refused = "a check of a btrfs volume: that is for XFS so far; open it, and read all of \
-                       it";
-        let device = self.clone().write(false).xfs_at(path.as_ref(), refused)?;
-        check_xfs(&device, &self.for_xfs()?)
+    /// As [`open`](Self::open), but for what is damaged, which are findings.
+    pub fn check(&self, path: impl AsRef<Path>) -> Result<CheckedVolume> {
+        let reading = self.clone().write(false);
+        let devices = reading.devices_at(path.as_ref())?;
+        if let [device] = &devices[..]
+            && VolumeFormat::on(&**device) == VolumeFormat::Xfs
+        {
+            return check_xfs(device, &self.for_xfs()?).map(CheckedVolume::Xfs);
+        }
+        let is_degraded = self.engine.is_degraded;
+        let options = CheckOptions { is_degraded, ..CheckOptions::default() };
+        let checked = check_btrfs(devices, &options, &|_| ControlFlow::Continue(()))?;
+        Ok(CheckedVolume::Btrfs(checked))
     }
 
     /// Brings what the log of the volume at `path` holds to disk, as the kernel does when it mounts
@@ -51,6 +94,15 @@ impl OpenOptions {
         let refused = "recovering a btrfs volume: opening it for writing does that";
         let device = self.clone().write(true).xfs_at(path.as_ref(), refused)?;
         XfsVolume::recover(&device, &self.for_xfs()?)
+    }
+
+    /// The devices of the volume at `path`.
+    pub(crate) fn devices_at(&self, path: &Path) -> Result<Vec<Arc<dyn BlockDevice>>> {
+        let mut devices = vec![find(path, self.partition, self)?];
+        for further in &self.members {
+            devices.push(find(further, None, self)?);
+        }
+        Ok(devices)
     }
 
     /// The device of the XFS volume at `path`; `refused` of a btrfs volume.

@@ -1,5 +1,9 @@
 //! Sound volumes of many kinds: nothing is found in them.
 
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use offshoot_btrfs::BtrfsFindingCode as Code;
 use offshoot_testkit::btrfs::fill::handful;
 use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::btrfs::recipe::Recipe;
@@ -38,4 +42,18 @@ kernel_volumes! {
     mirrored_members: Recipe::new().devices(2).mkfs("-d raid1 -m raid1");
     parity_members: Recipe::new().devices(4).mkfs("-d raid6 -m raid1c3");
     striped_members: Recipe::new().devices(4).mkfs("-d raid10 -m raid10");
+}
+
+#[test]
+fn numbers_are_unique_and_documented() {
+    let numbers: BTreeSet<u16> = Code::ALL.iter().map(|code| code.number()).collect();
+    assert!(numbers.iter().copied().eq(Code::ALL.iter().map(|code| code.number())), "in order");
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/check.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    let rows: Vec<&str> = page.lines().filter(|line| line.contains("` | 7")).collect();
+    let row = |code: &Code| {
+        let (name, severity) = (code.name(), code.severity().name());
+        format!("| `{name}` | {} | {severity} | {} |", code.number(), code.meaning())
+    };
+    assert_eq!(rows, Code::ALL.iter().map(row).collect::<Vec<_>>(), "docs/check.md");
 }

@@ -1,6 +1,7 @@
 //! The verbs for what only btrfs has: its structures, subvolumes, mirrors and counters.
 
 pub(super) mod build;
+pub(super) mod check;
 pub(crate) mod dropin;
 pub(super) mod dump;
 pub(super) mod in_force;

@@ -3,24 +3,29 @@
 use std::io::Write;
 use std::sync::Arc;
 
-use offshoot_vfs::{Code, Error};
-
 use super::dump::xfs_on;
-use super::xfs;
-use crate::args::InfoArguments;
-use crate::exit::Result;
+use super::{btrfs, xfs};
+use crate::args::CheckArguments;
+use crate::exit::{Result, VerbFailure};
 use crate::output::Console;
-use crate::session::Access;
+use crate::session::{Access, only_in_btrfs};
 
 pub(super) fn run(
-    arguments: &InfoArguments,
+    arguments: &CheckArguments,
     out: &mut dyn Write,
     console: &Arc<Console>,
 ) -> Result {
-    let Some(device) = xfs_on(&arguments.volume, Access::Read, console)? else {
-        let what = "a check of a btrfs volume: that is for XFS so far; scrub -r verifies every copy \
-                    of everything in it";
-        return Err(Error::unsupported(Code::NotInFormat, what).into());
+    let Some(device) = xfs_on(&arguments.info.volume, Access::Read, console)? else {
+        return btrfs::check::run(arguments, out, console);
     };
-    xfs::check::run(&device, arguments, out, console)
+    for (is_asked, what) in [
+        (arguments.data, "--data: there are no checksums of data"),
+        (arguments.memory.is_some(), "--memory"),
+        (arguments.scratch.is_some(), "--scratch"),
+    ] {
+        if is_asked {
+            return Err(VerbFailure::Inside(device.name().into(), only_in_btrfs(what)));
+        }
+    }
+    xfs::check::run(&device, &arguments.info, out, console)
 }
