@@ -34,7 +34,7 @@ pub struct OpenOptions {
     pub(crate) owner: (u32, u32),
     pub(crate) time: Option<Timestamp>,
     pub(crate) read_limit: u64,
-    engine: btrfs::EngineOptions,
+    pub(crate) engine: btrfs::EngineOptions,
     compression: Option<String>,
     pub(crate) warned: Option<OnWarning>,
 }

@@ -127,7 +127,7 @@ impl<'w, 'c> Walk<'w, 'c> {
         let mut units = Vec::new();
         let mut joined = JoinedTrees::default();
         for (number, tree) in trees.iter().enumerate() {
-            self.pass_on(&mut self.root_references(tree))?;
+            self.pass_on(&mut root_references(tree))?;
             let root = self.volume.usable_block(&tree.root.expected());
             self.gather_units(&trees, number, root, None, &mut units, &mut joined)?;
         }
@@ -158,14 +158,6 @@ impl<'w, 'c> Walk<'w, 'c> {
             self.note_damage(TreeId::ROOT);
         }
         trees
-    }
-
-    /// The reference that a tree has to its root.
-    fn root_references(&self, tree: &WalkedTree) -> GatheredRecords {
-        let TreeRoot { id, logical, level, generation } = tree.root;
-        let target = ReferenceTarget::Block { level, generation };
-        let record = ReferenceRecord::new(logical, ReferenceHolder::Tree(id), target);
-        GatheredRecords { references: vec![record], ..GatheredRecords::default() }
     }
 
     /// Goes down to the nodes above leaves, and gathers these.
@@ -265,12 +257,12 @@ impl<'w, 'c> Walk<'w, 'c> {
         let mut summary = SubtreeSummary::default();
         for slot in kept_slots(tree, block) {
             let upper = if slot + 1 < block.len() { Some(block.key(slot + 1)) } else { upper };
-            let right = match self.volume.usable_child(block, slot, tree.root.id, upper) {
-                Some(leaf) => self.visit_leaf(tree, &leaf, records),
-                None => {
-                    self.note_damage(tree.root.id);
-                    SubtreeSummary::gap()
-                }
+            let child = self.volume.usable_child(block, slot, tree.root.id, upper);
+            let right = if let Some(leaf) = child {
+                self.visit_leaf(tree, &leaf, records)
+            } else {
+                self.note_damage(tree.root.id);
+                SubtreeSummary::gap()
             };
             summary = inodes::join(self, tree, summary, &right);
             if records.references.len().max(records.uses.len()) >= RECORDS_AT_ONCE {
@@ -342,6 +334,14 @@ impl<'w, 'c> Walk<'w, 'c> {
     fn note_damage(&self, tree: TreeId) {
         self.damaged.lock().insert(tree);
     }
+}
+
+/// The reference that a tree has to its root.
+fn root_references(tree: &WalkedTree) -> GatheredRecords {
+    let TreeRoot { id, logical, level, generation } = tree.root;
+    let target = ReferenceTarget::Block { level, generation };
+    let record = ReferenceRecord::new(logical, ReferenceHolder::Tree(id), target);
+    GatheredRecords { references: vec![record], ..GatheredRecords::default() }
 }
 
 /// The tree of a root item.
