@@ -11,6 +11,7 @@
 //! | `volumes` | the input of `extract`: volumes that the kernel filled with a source tree |
 //! | `extract` | a whole volume into a directory and into a tar stream |
 //! | `build` | a volume from a directory, an archive, a container image |
+//! | `check` | the check of whole volumes |
 //! | `tree` | many threads insert into one tree |
 //! | `fs_mark`, `enospc` | the seed workloads, on ours and on the kernel |
 //! | `data` | large files, clones and snapshots, on ours and on the kernel |
@@ -24,6 +25,7 @@
 //! | `sides`, `content` | the two sides of `data`, `fsync` and `scale`, and the contents of their files |
 
 mod build;
+mod check;
 mod content;
 mod data;
 mod dir_fsync;
@@ -57,6 +59,8 @@ type Result<T = (), E = String> = std::result::Result<T, E>;
 const HELP: &str = "\
 Usage: offshoot-bench extract --offshoot PROGRAM --dir DIR [--source PATH] [--rounds N]
        offshoot-bench build --offshoot PROGRAM --dir DIR [--source PATH] [--rounds N]
+       offshoot-bench check --offshoot PROGRAM --dir DIR [--source PATH] [--files N] [--rounds N]
+                      [--lowmem]
        offshoot-bench tree [--dir DIR] [--rounds N] [--items N]
        offshoot-bench fs-mark --offshoot PROGRAM --dir DIR [--threads N,N...] [--files N]
                       [--rounds N] [--size BYTES] [--turns N] [--no-proof] [--no-switches]
@@ -90,7 +94,8 @@ Options:
                       one each [default: 1,2,4,8,16]
   --files N           Files that each thread makes in a round [default: 100000]; of data, those
                       of the subvolume that has snapshots [default: 10000]; of dir-fsync, those
-                      in the directory [default: 1000000]; of mount those in a round [default: 20000]
+                      in the directory [default: 1000000]; of mount those in a round [default: 20000];
+                      of check, those of the first volume [default: 2000000]
   --deletes N         How many of them are removed [default: 1000]
   --node-sizes SIZES  The sizes of tree blocks of the volumes [default: 16384,65536]
   --fsyncs N          How often 4 KiB are appended and synced by all threads together
@@ -120,6 +125,7 @@ Options:
   --loads LOADS       What is measured of empty, small, data and tree [default: all]
   --turns N           How often each side runs [default: 3]
   --no-proof          Let no judge look at what was made
+  --lowmem            Also the low-memory mode of btrfs check
   --no-switches       Leave out the runs with a mechanism switched off, and on one core
 ";
 
@@ -140,6 +146,7 @@ fn run(args: &[String]) -> Result<ExitCode> {
     let done = args.split_first().and_then(|(what, args)| match what.as_str() {
         "extract" => extract::benchmark(args),
         "build" => build::benchmark(args),
+        "check" => check::benchmark(args),
         "tree" => tree::benchmark(args),
         "fs-mark" => fs_mark::benchmark(args),
         "enospc" => enospc::benchmark(args),

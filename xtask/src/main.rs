@@ -47,6 +47,8 @@ Tasks:
            Take a whole volume out: offshoot, btrfs restore, the kernel (as root)
   bench build [--rounds N] [--source PATH]
            Build volumes from a directory, an archive and layers: offshoot, mkfs.btrfs, the kernel (as root)
+  bench check [--files N] [--rounds N] [--source PATH] [--lowmem]
+           Check large volumes: offshoot, btrfs check (as root)
   bench tree [--rounds N] [--items N]
            Insert into one tree with 1, 2 and 12 threads, with and without early unlock
   bench fs-mark [--threads N,N...] [--files N] [--rounds N] [--size BYTES] [--turns N]
