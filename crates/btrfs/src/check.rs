@@ -33,6 +33,7 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use offshoot_btrfs_format::superblock::Superblock;
 use offshoot_device::BlockDevice;
 use offshoot_vfs::Result;
 
@@ -113,7 +114,18 @@ pub fn check_btrfs(
     options: &CheckOptions,
     watch: &CheckWatch<'_>,
 ) -> Result<CheckOutcome> {
-    let volume = open::open(devices, options, watch)?;
+    check_at(devices, None, options, watch)
+}
+
+/// As [`check_btrfs`], of the commit with the superblock `at`. What that commit refers to is not
+/// written meanwhile.
+pub(crate) fn check_at(
+    devices: Vec<Arc<dyn BlockDevice>>,
+    at: Option<Superblock>,
+    options: &CheckOptions,
+    watch: &CheckWatch<'_>,
+) -> Result<CheckOutcome> {
+    let volume = open::open(devices, at, options, watch)?;
     members::check(&volume)?;
     let walk = Walk::new(&volume, &groups::bounds(&volume));
     let walked = walk.run()?;

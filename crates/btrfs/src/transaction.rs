@@ -40,6 +40,7 @@ mod commit;
 mod device_stats;
 mod extent_tree;
 mod hold;
+mod kept_commit;
 mod log_state;
 mod newest;
 mod notes;
@@ -136,6 +137,8 @@ pub(crate) struct LiveVolume {
     pub(crate) freeing: RwLock<()>,
     /// The superblock of the last commit.
     superblock: Shared<Mutex<Arc<SuperblockItem>>>,
+    /// What commits freed and kept commits refer to.
+    kept: parking_lot::Mutex<kept_commit::KeptRanges>,
     pub(crate) stats: EngineCounters,
     /// How writers latch the blocks above a leaf.
     latching: Latching,
@@ -273,6 +276,7 @@ impl LiveVolume {
             freeing: RwLock::new(()),
             total_bytes: AtomicU64::new(superblock.total_bytes.get()),
             superblock: Shared::new("superblock", Mutex::new(superblock.into())),
+            kept: parking_lot::Mutex::default(),
             stats: EngineCounters::default(),
             latching: mechanisms.latching,
             plans_from: mechanisms.plans_from,

@@ -25,7 +25,7 @@ pub(crate) use discard::{discard_step, trim};
 pub(crate) use reclaim::make_room_ahead;
 pub(crate) use relocate::relocate;
 pub use resize::Resized;
-pub(crate) use resize::{resize, resize_to_minimum};
+pub(crate) use resize::{alone, resize, resize_to_minimum};
 
 /// The states of rooms below that [`Rooms`](crate::inode::Rooms) does not hold, for the methods of
 /// [`Upkeep`](crate::inode::Upkeep).

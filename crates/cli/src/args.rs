@@ -147,7 +147,7 @@ there is none. docs/check.md has all numbers. A volume that does not open is che
 
 Of btrfs everything is compared as the last commit left it, on all cores; a pending log is read and not replayed. What has no room in \
 --memory goes to files in --scratch. With --data all data is read and compared with its checksums; scrub -r does that for every copy. \
-The volume must not be mounted for writing meanwhile, by whatever program.
+Of a mount of ours the state of this moment is checked while programs go on; no other program may write the volume meanwhile.
 
 Of XFS the log of a volume that was not unmounted is replayed in memory first, or ignored with --ignore-log: then structures may \
 contradict each other.
@@ -155,6 +155,7 @@ contradict each other.
 Examples:
   offshoot check disk.img
   offshoot check --data /dev/sdb --device /dev/sdc
+  offshoot check /mnt
   offshoot check server.img@2
   offshoot check --json /dev/sdb | jq .number";
 

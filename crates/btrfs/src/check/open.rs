@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use offshoot_btrfs_format::chunk::{Chunk, DevItem};
 use offshoot_btrfs_format::key::objectid;
+use offshoot_btrfs_format::superblock::Superblock;
 use offshoot_btrfs_format::{ItemType, Key};
 use offshoot_device::BlockDevice;
 use offshoot_kit::cores;
@@ -20,9 +21,11 @@ use super::{CheckOptions, CheckWatch};
 use crate::report::{Reporter, VolumeReport};
 use crate::storage::{ChunkMap, MappedChunk, Members, Storage};
 
-/// Opens the volume on `devices`.
+/// Opens the volume on `devices`, as of the commit with the superblock `at`, or else as of the last
+/// one.
 pub(super) fn open<'c>(
     devices: Vec<Arc<dyn BlockDevice>>,
+    at: Option<Superblock>,
     options: &CheckOptions,
     watch: &'c CheckWatch<'c>,
 ) -> Result<CheckedVolume<'c>> {
@@ -31,9 +34,14 @@ pub(super) fn open<'c>(
     let told = reports.clone();
     let reporter: Reporter =
         Arc::new(move |report: &VolumeReport| told.lock().push(report.clone()));
-    let (mut storage, given) = Storage::open(devices.clone(), Some(reporter), true)?;
+    let is_written = at.is_some();
+    let (mut storage, given) = match at {
+        Some(superblock) => Storage::open_at(devices.clone(), superblock, Some(reporter))?,
+        None => Storage::open(devices.clone(), Some(reporter), true)?,
+    };
     storage.set_strict();
     let mut volume = CheckedVolume::new(storage, devices, options, watch, reports);
+    volume.is_written = is_written;
     let items = device_items(&volume);
     let members = volume.storage.match_members(&items, &given, options.is_degraded)?;
     let chunks = chunks(&volume, &members);

@@ -26,6 +26,9 @@ pub(super) struct CheckedVolume<'c> {
     pub(super) storage: Storage,
     /// The devices that were given, in the order of the caller.
     pub(super) devices: Vec<Arc<dyn BlockDevice>>,
+    /// Whether other threads write the volume meanwhile. Then the superblocks on the devices may be
+    /// newer than the commit that is checked.
+    pub(super) is_written: bool,
     cache: BlockCache,
     /// How a reader verifies blocks. The storage verifies as the kernel does.
     readers: Geometry,
@@ -100,6 +103,7 @@ impl<'c> CheckedVolume<'c> {
             readers,
             storage,
             devices,
+            is_written: false,
             findings: Findings::default(),
             options: options.clone(),
             watch,

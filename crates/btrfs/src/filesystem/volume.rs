@@ -1,19 +1,23 @@
 //! An open volume, as its user holds it.
 
-use std::ops::{Deref, Range};
+use std::ops::{ControlFlow, Deref, Range};
 use std::sync::Arc;
 
-use offshoot_btrfs_format::TreeId;
+use offshoot_btrfs_format::encode::sealed_superblock;
+use offshoot_btrfs_format::superblock::{SUPERBLOCK_OFFSETS, Superblock};
+use offshoot_btrfs_format::{Physical, TreeId};
 use offshoot_device::BlockDevice;
-use offshoot_vfs::{FileSystem, FileSystemMut, Result, Trimmed, VolumeVersion};
+use offshoot_vfs::{Errno, Error, FileSystem, FileSystemMut, Result, Trimmed, VolumeVersion};
 use tracing::info;
 
 use super::Filesystem;
+use crate::check::{CheckEvent, CheckOptions, CheckOutcome, CheckWatch, check_at, check_btrfs};
 use crate::engine::Engine;
 use crate::events::OPEN;
 use crate::options::EngineOptions;
 use crate::scrub::{self, ScrubCounts, ScrubOptions, ScrubWatch};
-use crate::upkeep::Committer;
+use crate::storage::malformed;
+use crate::upkeep::{self, Committer};
 use crate::{SubvolumeId, inode};
 
 /// An open btrfs volume: an [`Engine`], and the thread that commits its changes.
@@ -109,6 +113,42 @@ impl BtrfsVolume {
     /// that fails to flush. Bad places are not errors here: they are counted.
     pub fn scrub(&self, options: &ScrubOptions, watch: &ScrubWatch<'_>) -> Result<ScrubCounts> {
         scrub::scrub(self, *options, watch)
+    }
+
+    /// Compares everything that the structures of the volume say about each other.
+    ///
+    /// A volume that was opened for writing commits first, and that commit is checked while other
+    /// threads go on. What they free becomes free when the check ends, and the volume keeps its
+    /// size and its block groups until then.
+    ///
+    /// # Errors
+    /// As for [`check_btrfs`](crate::check_btrfs). `EBUSY` while the volume is resized or checked.
+    /// `ENOSPC` when writers need the space that the check keeps: then the check ends.
+    pub fn check(&self, options: &CheckOptions, watch: &CheckWatch<'_>) -> Result<CheckOutcome> {
+        let devices = self.members().iter().filter_map(|member| member.device.clone()).collect();
+        let options =
+            CheckOptions { is_degraded: self.rooms.options.is_degraded, ..options.clone() };
+        let Some(live) = self.live_part() else {
+            return check_btrfs(devices, &options, watch);
+        };
+        let _alone = upkeep::alone(self)?;
+        let _groups = live.space.keep_empty_groups();
+        self.commit()?;
+        let kept = live.keep_commit();
+        let place = SUPERBLOCK_OFFSETS[0];
+        let checksum = self.superblock().checksum;
+        let bytes = sealed_superblock(kept.superblock(), Physical(place), checksum);
+        let superblock = Superblock::parse(&bytes[..], place).map_err(malformed)?;
+        let watch = |event: &CheckEvent| {
+            if kept.is_whole() { watch(event) } else { ControlFlow::Break(()) }
+        };
+        let outcome = check_at(devices, Some(superblock), &options, &watch);
+        if !kept.is_whole() {
+            let what = "a check beside what is written: the volume got full; free some space, or \
+                        check it when it is not mounted";
+            return Err(Error::posix(Errno::NOSPC, what));
+        }
+        outcome
     }
 
     /// The filesystem with the subvolume `root` as its root directory.

@@ -75,6 +75,19 @@ impl Storage {
         Ok((storage, found))
     }
 
+    /// As [`open`](Self::open), but of the commit with this superblock, which is whole. A volume
+    /// that is written may have a newer one on its devices, and that is not complete yet.
+    pub(crate) fn open_at(
+        devices: Vec<Arc<dyn BlockDevice>>,
+        superblock: Superblock,
+        reporter: Option<Reporter>,
+    ) -> Result<(Self, Vec<GivenDevice>)> {
+        let read = |device| GivenDevice::read(device, &mut Vec::new());
+        let found = devices.into_iter().map(read).collect::<Result<Vec<_>>>()?;
+        let storage = Self::bootstrap(superblock, &found, reporter)?;
+        Ok((storage, found))
+    }
+
     /// Sets the reporter that is told from now on.
     pub(crate) fn set_reporter(&mut self, reporter: Option<Reporter>) {
         self.reporter = reporter;

@@ -3,7 +3,7 @@
 use offshoot_btrfs_format::root::RootItem;
 use offshoot_btrfs_format::space::BlockGroupItem;
 use offshoot_btrfs_format::superblock::{Incompat, RootBackup, SuperblockItem};
-use offshoot_btrfs_format::{Generation, ItemType, Key, Logical, TreeId, U64};
+use offshoot_btrfs_format::{Generation, ItemType, Key, TreeId, U64};
 use offshoot_vfs::{Error, Result, Structure};
 use tracing::{debug, warn};
 use zerocopy::IntoBytes;
@@ -286,10 +286,7 @@ impl LiveVolume {
             bytes = freed.iter().map(|range| range.end - range.start).sum::<u64>(),
             "freeing what it gave up",
         );
-        for range in &freed {
-            self.space.give_back(Logical(range.start), range.end - range.start)?;
-        }
-        self.space.note_freed(freed);
+        self.free_or_keep(freed)?;
         self.stats.committed();
         Ok(())
     }

@@ -40,6 +40,9 @@
 //! changed after the commit of the cycle, the space that this change gave up is not free yet, and
 //! the leader runs one more cycle first.
 //!
+//! Before the leader refuses a ticket, it gives up the commits that are kept whole for a check
+//! (essay `transaction/kept_commit`).
+//!
 //! The leader allocates chunks one after the other until the first ticket in line is granted. If
 //! that ticket wants more than all possible chunks together would hold, the leader allocates none
 //! and refuses it, so that the members keep their room for other work.
@@ -133,6 +136,8 @@ pub(super) fn lead(volume: &Rooms, purpose: Purpose, own: &Waiter) -> Result<()>
         } else if most.rises(ledger) {
             // This brought the first ticket nearer, though not far enough.
             is_last = false;
+        } else if live.give_up_kept_commits()? {
+            live.space.serve(purpose);
         } else if is_last || !frees_more(volume, live)? {
             info!(target: RECLAIM, %purpose, free = ledger.free(), "no room can be made");
             ledger.line().refuse_oldest(before);

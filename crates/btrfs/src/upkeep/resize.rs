@@ -113,13 +113,13 @@ fn lower(volume: &Rooms, compactor: &Compactor<'_, '_>, index: usize, slack: u64
     }
 }
 
-/// Keeps other threads from resizing the volume, or from emptying groups of it.
+/// Keeps other threads from resizing the volume, from emptying groups of it, and from checking it.
 ///
 /// # Errors
 /// `EBUSY` when one does.
-pub(super) fn alone(volume: &Rooms) -> Result<parking_lot::MutexGuard<'_, ()>> {
+pub(crate) fn alone(volume: &Rooms) -> Result<parking_lot::MutexGuard<'_, ()>> {
     volume.live()?.space.resizing.try_lock().ok_or_else(|| {
-        Error::posix(Errno::BUSY, "the volume, which is being resized: try again later")
+        Error::posix(Errno::BUSY, "the volume, which is being resized or checked: try again later")
     })
 }
 

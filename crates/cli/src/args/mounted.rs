@@ -47,6 +47,7 @@ impl Verb {
             Self::Resize(arguments) => {
                 OnMount { changes: true, ..of_volume(&mut arguments.info.volume) }
             }
+            Self::Check(arguments) => of_volume(&mut arguments.info.volume),
             Self::Scrub(arguments) => {
                 OnMount { changes: !arguments.read_only, ..of_volume(&mut arguments.volume) }
             }

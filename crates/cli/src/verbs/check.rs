@@ -15,6 +15,9 @@ pub(super) fn run(
     out: &mut dyn Write,
     console: &Arc<Console>,
 ) -> Result {
+    if arguments.info.volume.open.live.is_some() {
+        return btrfs::check::run(arguments, out, console);
+    }
     let Some(device) = xfs_on(&arguments.info.volume, Access::Read, console)? else {
         return btrfs::check::run(arguments, out, console);
     };

@@ -16,7 +16,7 @@ use crate::args::CheckArguments;
 use crate::exit::{ExitStatus, Result, VerbFailure};
 use crate::interrupt::{self, is_interrupted};
 use crate::output::{Console, Escaped, human_size, json_name, write_line};
-use crate::session::Session;
+use crate::session::{Session, THIS_VERB};
 
 /// The least memory of a check, in bytes.
 const LEAST_MEMORY: u64 = 16 << 20;
@@ -38,8 +38,11 @@ pub(in crate::verbs) fn run(
         }
         options.memory_bytes = bytes;
     }
-    interrupt::watch(console)?;
-    let devices = Session::devices_of(&arguments.info.volume, console)?;
+    // On a mount, the serving process handles signals.
+    let live = arguments.info.volume.open.live.as_ref();
+    if live.is_none() {
+        interrupt::watch(console)?;
+    }
     let progress = console.start_progress("checked");
     let watch = |event: &CheckEvent| {
         let CheckEvent::Progress { done, total } = event;
@@ -47,9 +50,20 @@ pub(in crate::verbs) fn run(
             progress.expect(*total);
             progress.set_bytes(*done);
         }
-        if is_interrupted() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        // A client of a mount may have ended long before.
+        let is_wanted = live.is_none_or(|live| (live.is_wanted)());
+        if is_wanted && !is_interrupted() {
+            ControlFlow::Continue(())
+        } else {
+            ControlFlow::Break(())
+        }
     };
-    let checked = check_btrfs(devices, &options, &watch);
+    let checked = match live {
+        Some(live) => live.fs.btrfs(THIS_VERB)?.volume().check(&options, &watch),
+        None => {
+            check_btrfs(Session::devices_of(&arguments.info.volume, console)?, &options, &watch)
+        }
+    };
     console.stop_progress();
     let outcome = match checked {
         Err(error) if error.errno() == Errno::INTR && is_interrupted() => {
