@@ -300,7 +300,7 @@ struct FindingList {
 }
 
 /// The most findings that are kept.
-const MOST_FINDINGS: usize = 10_000;
+pub(super) const MOST_FINDINGS: usize = 10_000;
 
 impl Findings {
     /// Adds a problem.
