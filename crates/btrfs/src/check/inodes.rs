@@ -13,14 +13,14 @@
 //! ```
 //!
 //! What inodes say of each other is compared as sums. Each entry of a directory adds the hash of
-//! the name that it gives to an inode, and each inode takes away the hashes of its names. So a part
-//! that several snapshots share is looked at once. When the sum of a tree is not zero, a second pass
-//! over that tree finds the names ([`names`]).
+//! the name that it gives to an inode, and each inode takes away the hashes of its names. So a
+//! part that several snapshots share is looked at once. When the sum of a tree is not zero, a
+//! second pass over that tree finds the names ([`names`]).
 
 mod data;
+mod items;
 mod judge;
 mod names;
-mod state;
 mod verity;
 
 use offshoot_btrfs_format::block::item_data;
@@ -32,8 +32,8 @@ use super::volume::{CheckedVolume, KeyRange};
 use super::walk::{GatheredRecords, Walk, WalkedTree};
 use crate::block::TreeBlock;
 use crate::tree::TreeRoot;
+use items::InodeItems;
 use judge::{InodeFinding, InodeRules};
-use state::InodeState;
 
 /// The most findings that the summary of a part keeps: one more than a check reports.
 const MOST_FINDINGS: usize = super::finding::MOST_FINDINGS + 1;
@@ -60,7 +60,7 @@ pub(super) struct SubtreeSummary {
 #[derive(Clone, Debug)]
 enum SummaryEdge {
     /// An inode, which may go on outside of the part.
-    Inode(Box<InodeState>),
+    Inode(Box<InodeItems>),
     /// Something that cannot be read.
     Gap,
 }
@@ -103,7 +103,7 @@ impl SubtreeSummary {
     }
 
     /// Takes an inode into the sums, and judges it.
-    fn close(&mut self, rules: InodeRules, inode: &InodeState) {
+    fn close(&mut self, rules: InodeRules, inode: &InodeItems) {
         self.names = self.names.wrapping_sub(inode.weighted_names());
         if let Some(item) = &inode.item {
             self.inodes += 1;
@@ -148,7 +148,7 @@ impl SubtreeSummary {
 
     /// Takes the items of a leaf.
     fn add_leaf(&mut self, rules: InodeRules, leaf: &TreeBlock) {
-        let mut current: Option<Box<InodeState>> = None;
+        let mut current: Option<Box<InodeItems>> = None;
         for item in leaf.items() {
             let key = item.key.get();
             let Ok(data) = item_data(leaf.bytes(), item) else { continue };
@@ -162,7 +162,7 @@ impl SubtreeSummary {
             if let Some(state) = current.take_if(|state| state.ino != key.objectid) {
                 self.push(rules, SummaryEdge::Inode(state));
             }
-            let state = current.get_or_insert_with(|| Box::new(InodeState::new(key.objectid)));
+            let state = current.get_or_insert_with(|| Box::new(InodeItems::new(key.objectid)));
             self.names = self.names.wrapping_add(state.add(rules, key, data));
         }
         if let Some(state) = current {

@@ -17,14 +17,14 @@ pub(super) struct VerityItems {
     /// What the descriptor says of the file.
     pub(super) head: Option<DescriptorHead>,
     /// The descriptor. Its offsets begin with 1.
-    pub(super) descriptor: ItemSequence,
+    pub(super) descriptor: VeritySequence,
     /// The Merkle tree.
-    pub(super) merkle: ItemSequence,
+    pub(super) merkle: VeritySequence,
 }
 
 /// Items that follow each other without gaps.
 #[derive(Clone, Debug, Default)]
-pub(super) struct ItemSequence {
+pub(super) struct VeritySequence {
     range: Option<Range<u64>>,
     is_broken: bool,
 }
@@ -128,7 +128,7 @@ impl VerityItems {
     }
 }
 
-impl ItemSequence {
+impl VeritySequence {
     fn extend(&mut self, start: u64, len: u64) {
         self.append(&Self { range: Some(start..start.saturating_add(len)), is_broken: false });
     }
