@@ -147,11 +147,9 @@ impl SubtreeSummary {
     }
 
     /// Takes the items of a leaf.
-    fn add_leaf(&mut self, rules: InodeRules, leaf: &TreeBlock) {
+    fn add_items<'l>(&mut self, rules: InodeRules, items: impl Iterator<Item = (Key, &'l [u8])>) {
         let mut current: Option<Box<InodeItems>> = None;
-        for item in leaf.items() {
-            let key = item.key.get();
-            let Ok(data) = item_data(leaf.bytes(), item) else { continue };
+        for (key, data) in items {
             if !is_inode(key.objectid) {
                 if key.objectid == key::objectid::ORPHAN && key.item_type == ItemType::ORPHAN_ITEM {
                     let hash = names::orphan_hash(key.offset);
@@ -159,14 +157,14 @@ impl SubtreeSummary {
                 }
                 continue;
             }
-            if let Some(state) = current.take_if(|state| state.ino != key.objectid) {
-                self.push(rules, SummaryEdge::Inode(state));
+            if let Some(inode) = current.take_if(|inode| inode.ino != key.objectid) {
+                self.push(rules, SummaryEdge::Inode(inode));
             }
-            let state = current.get_or_insert_with(|| Box::new(InodeItems::new(key.objectid)));
-            self.names = self.names.wrapping_add(state.add(rules, key, data));
+            let inode = current.get_or_insert_with(|| Box::new(InodeItems::new(key.objectid)));
+            self.names = self.names.wrapping_add(inode.add(rules, key, data));
         }
-        if let Some(state) = current {
-            self.push(rules, SummaryEdge::Inode(state));
+        if let Some(inode) = current {
+            self.push(rules, SummaryEdge::Inode(inode));
         }
     }
 }
@@ -189,7 +187,10 @@ pub(super) fn leaf(
         data::gather(walk, tree, leaf, records);
     }
     if tree.has_inodes {
-        summary.add_leaf(InodeRules::of(walk.volume), leaf);
+        let items = leaf.items().iter();
+        let items =
+            items.filter_map(|item| Some((item.key.get(), item_data(leaf.bytes(), item).ok()?)));
+        summary.add_items(InodeRules::of(walk.volume), items);
     }
     summary
 }
@@ -253,3 +254,6 @@ fn orphan_item(volume: &CheckedVolume<'_>, root: TreeRoot, ino: u64) -> Option<b
     });
     (is_there || walked.is_whole()).then_some(is_there)
 }
+
+#[cfg(test)]
+mod tests;

@@ -8,6 +8,8 @@ mod common;
 mod damage;
 #[path = "../hostile/image.rs"]
 mod image;
+mod inodes;
 #[path = "../../../btrfs-format/tests/mutation/mod.rs"]
 mod mutation;
 mod sound;
+mod verity;

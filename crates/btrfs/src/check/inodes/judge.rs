@@ -34,7 +34,7 @@ impl InodeRules {
         Self::new(volume.sector_size(), has_no_holes)
     }
 
-    pub(super) fn new(sector_size: u64, has_no_holes: bool) -> Self {
+    pub(super) const fn new(sector_size: u64, has_no_holes: bool) -> Self {
         Self { sector_size, has_no_holes }
     }
 
