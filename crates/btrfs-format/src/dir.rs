@@ -43,6 +43,21 @@ pub mod file_type {
     pub const XATTR: u8 = 8;
     /// On a directory in a volume with encryption: the name is encrypted.
     pub const ENCRYPTED: u8 = 0x80;
+
+    /// The value of a file type.
+    #[must_use]
+    pub fn of(file_type: offshoot_vfs::FileType) -> u8 {
+        use offshoot_vfs::FileType;
+        match file_type {
+            FileType::Regular => REG_FILE,
+            FileType::Directory => DIR,
+            FileType::CharDevice => CHRDEV,
+            FileType::BlockDevice => BLKDEV,
+            FileType::Fifo => FIFO,
+            FileType::Socket => SOCK,
+            FileType::Symlink => SYMLINK,
+        }
+    }
 }
 
 /// The longest name of a directory entry or extended attribute, in bytes.

@@ -23,6 +23,7 @@ mod inodes;
 mod marks;
 mod members;
 mod open;
+mod paths;
 mod reference;
 mod sort;
 mod subvolumes;
@@ -141,6 +142,7 @@ pub(crate) fn check_at(
         data_extents: extents.data_extents,
         data_bytes: extents.data_bytes,
     };
-    let (findings, are_more) = volume.findings.into_list();
+    let (mut findings, are_more) = volume.findings.take_list();
+    paths::find(&volume, &mut findings);
     Ok(CheckOutcome { findings, are_more, counts })
 }

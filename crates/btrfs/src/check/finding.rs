@@ -300,7 +300,7 @@ struct FindingList {
 }
 
 /// The most findings that are kept.
-const MOST_FINDINGS: usize = 10_000;
+pub(super) const MOST_FINDINGS: usize = 10_000;
 
 impl Findings {
     /// Adds a problem.
@@ -360,9 +360,9 @@ impl Findings {
         }
     }
 
-    /// All findings, and whether there are more.
-    pub(super) fn into_list(self) -> (Vec<BtrfsFinding>, bool) {
-        let FindingList { kept, are_more } = self.0.into_inner();
+    /// Takes all findings, and whether there are more.
+    pub(super) fn take_list(&self) -> (Vec<BtrfsFinding>, bool) {
+        let FindingList { kept, are_more } = std::mem::take(&mut *self.0.lock());
         (kept.into_iter().collect(), are_more)
     }
 }

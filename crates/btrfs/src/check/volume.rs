@@ -97,7 +97,7 @@ impl<'c> CheckedVolume<'c> {
         watch: &'c CheckWatch<'c>,
         reports: Arc<Mutex<Vec<VolumeReport>>>,
     ) -> Self {
-        let readers = storage.geometry().clone();
+        let readers = Geometry { is_strict: false, ..storage.geometry().clone() };
         Self {
             cache: BlockCache::new(options.memory_bytes / 4, storage.superblock().node_size),
             readers,

@@ -58,6 +58,13 @@ pub(super) struct WalkedTree {
     pub(super) has_inodes: bool,
 }
 
+impl WalkedTree {
+    /// Whether none of its pointers was given up, so that items can be looked up in it.
+    pub(super) fn is_complete(&self) -> bool {
+        self.dropped.is_none()
+    }
+}
+
 /// The walk through the trees of a volume.
 pub(super) struct Walk<'w, 'c> {
     pub(super) volume: &'w CheckedVolume<'c>,
@@ -132,7 +139,7 @@ impl<'w, 'c> Walk<'w, 'c> {
             self.gather_units(&trees, number, root, None, &mut units, &mut joined)?;
         }
         self.finish_units(&trees, &mut units, &mut joined)?;
-        joined.finish(self, &trees);
+        joined.finish(self, &trees)?;
         Ok(WalkedVolume {
             blocks: self.blocks.load(Ordering::Relaxed),
             inodes: joined.inodes,
@@ -215,7 +222,7 @@ impl<'w, 'c> Walk<'w, 'c> {
         self.volume.require_going_on()?;
         for (unit, summary) in units.iter().zip(summaries) {
             if let Some(summary) = summary.into_inner() {
-                joined.add(self, trees, unit.tree, &summary);
+                joined.add(self, trees, unit.tree, &summary)?;
             }
         }
         units.clear();
@@ -306,8 +313,9 @@ impl<'w, 'c> Walk<'w, 'c> {
         records: &mut GatheredRecords,
     ) -> SubtreeSummary {
         let is_first = self.is_first_visit(leaf);
-        let is_fs = tree.root.id.is_fs_like();
-        inodes::leaf(self, tree, leaf, (is_first && is_fs).then_some(records))
+        // The files of the root tree are space caches.
+        let has_files = tree.root.id.is_fs_like() || tree.root.id == TreeId::ROOT;
+        inodes::leaf(self, tree, leaf, (is_first && has_files).then_some(records))
     }
 
     fn is_first_visit(&self, block: &TreeBlock) -> bool {
@@ -381,29 +389,36 @@ impl JoinedTrees {
         trees: &[WalkedTree],
         number: usize,
         summary: &SubtreeSummary,
-    ) {
-        let Some(tree) = trees.get(number) else { return };
-        let left = self.take(walk, trees, number);
+    ) -> Result<()> {
+        let Some(tree) = trees.get(number) else { return Ok(()) };
+        let left = self.take(walk, trees, number)?;
         self.current = Some((number, inodes::join(walk, tree, left, summary)));
+        Ok(())
     }
 
     /// What is joined of the tree `number`. Finishes the tree before it.
-    fn take(&mut self, walk: &Walk<'_, '_>, trees: &[WalkedTree], number: usize) -> SubtreeSummary {
+    fn take(
+        &mut self,
+        walk: &Walk<'_, '_>,
+        trees: &[WalkedTree],
+        number: usize,
+    ) -> Result<SubtreeSummary> {
         match self.current.take() {
-            Some((current, summary)) if current == number => summary,
+            Some((current, summary)) if current == number => Ok(summary),
             other => {
                 self.current = other;
-                self.finish(walk, trees);
-                SubtreeSummary::default()
+                self.finish(walk, trees)?;
+                Ok(SubtreeSummary::default())
             }
         }
     }
 
     /// Finishes the last tree.
-    fn finish(&mut self, walk: &Walk<'_, '_>, trees: &[WalkedTree]) {
-        let Some((number, summary)) = self.current.take() else { return };
+    fn finish(&mut self, walk: &Walk<'_, '_>, trees: &[WalkedTree]) -> Result<()> {
+        let Some((number, summary)) = self.current.take() else { return Ok(()) };
         if let Some(tree) = trees.get(number).filter(|tree| tree.has_inodes) {
-            self.inodes += inodes::finish(walk, tree, summary);
+            self.inodes += inodes::finish(walk, tree, summary)?;
         }
+        Ok(())
     }
 }

@@ -60,19 +60,6 @@ pub(crate) fn require_name(name: &[u8]) -> Result<()> {
     }
 }
 
-/// The value of a file type in an entry.
-fn entry_type(file_type: FileType) -> u8 {
-    match file_type {
-        FileType::Regular => file_type::REG_FILE,
-        FileType::Directory => file_type::DIR,
-        FileType::CharDevice => file_type::CHRDEV,
-        FileType::BlockDevice => file_type::BLKDEV,
-        FileType::Fifo => file_type::FIFO,
-        FileType::Socket => file_type::SOCK,
-        FileType::Symlink => file_type::SYMLINK,
-    }
-}
-
 /// The keys of the index items of `dir`, from the index `first` on.
 pub(super) fn indexes(dir: FileId, first: u64) -> RangeInclusive<Key> {
     let key = |index| Key::new(dir.ino, ItemType::DIR_INDEX, index);
@@ -149,7 +136,7 @@ impl Changes<'_, '_> {
         let entry = encode::dir_entry(&DirItemEntry {
             location: target.location,
             transid: self.generation().0,
-            file_type: entry_type(target.file_type),
+            file_type: file_type::of(target.file_type),
             name,
             data: &[],
         });

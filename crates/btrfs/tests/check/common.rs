@@ -41,6 +41,13 @@ impl DamagedVolume {
         Self { target: DamageTarget::new(images, false), disks }
     }
 
+    /// The items of all leaves that were made for the tree `owner`, each leaf on its own.
+    pub(crate) fn leaves(&self, owner: TreeId) -> Vec<LeafItems> {
+        let is_leaf = |bytes: &[u8]| header(bytes).level == 0 && header(bytes).owner() == owner;
+        let leaves = self.target.blocks.iter().filter(|block| is_leaf(&block.bytes));
+        leaves.map(|leaf| unpack(&leaf.bytes)).collect()
+    }
+
     /// Changes the first leaf of the tree `owner` that has an item for which `is_wanted` says yes.
     /// `change` gets the items of the leaf and the slot of that item. It must not change the first
     /// key of a leaf.

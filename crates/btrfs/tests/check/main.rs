@@ -9,6 +9,8 @@ mod damage;
 #[path = "../hostile/image.rs"]
 mod image;
 mod live;
+mod inodes;
 #[path = "../../../btrfs-format/tests/mutation/mod.rs"]
 mod mutation;
 mod sound;
+mod verity;
