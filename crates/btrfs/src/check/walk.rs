@@ -306,8 +306,9 @@ impl<'w, 'c> Walk<'w, 'c> {
         records: &mut GatheredRecords,
     ) -> SubtreeSummary {
         let is_first = self.is_first_visit(leaf);
-        let is_fs = tree.root.id.is_fs_like();
-        inodes::leaf(self, tree, leaf, (is_first && is_fs).then_some(records))
+        // The root tree has the files of the space cache (version 1).
+        let has_files = tree.root.id.is_fs_like() || tree.root.id == TreeId::ROOT;
+        inodes::leaf(self, tree, leaf, (is_first && has_files).then_some(records))
     }
 
     fn is_first_visit(&self, block: &TreeBlock) -> bool {
@@ -340,7 +341,13 @@ impl<'w, 'c> Walk<'w, 'c> {
 fn root_references(tree: &WalkedTree) -> GatheredRecords {
     let TreeRoot { id, logical, level, generation } = tree.root;
     let target = ReferenceTarget::Block { level, generation };
-    let record = ReferenceRecord::new(logical, ReferenceHolder::Tree(id), target);
+    // The root of a relocation tree names itself.
+    let holder = if id == TreeId::TREE_RELOC {
+        ReferenceHolder::Node(logical)
+    } else {
+        ReferenceHolder::Tree(id)
+    };
+    let record = ReferenceRecord::new(logical, holder, target);
     GatheredRecords { references: vec![record], ..GatheredRecords::default() }
 }
 
