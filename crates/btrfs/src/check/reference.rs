@@ -1,5 +1,7 @@
 //! References that trees have to extents, as records that are sorted.
 
+use std::fmt;
+
 use offshoot_btrfs_format::{Generation, Logical, TreeId};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -44,6 +46,20 @@ pub(super) enum ReferenceHolder {
     },
     /// To a data extent, from the leaf at this address.
     Leaf(Logical),
+}
+
+impl fmt::Display for ReferenceHolder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tree(tree) => write!(f, "tree {tree}"),
+            Self::Node(node) => write!(f, "the node at {node}"),
+            Self::File { root, ino, offset } => {
+                let offset = offset.cast_signed();
+                write!(f, "inode {ino} of tree {root} from file offset {offset} on")
+            }
+            Self::Leaf(leaf) => write!(f, "the leaf at {leaf}"),
+        }
+    }
 }
 
 /// What a reference leads to.

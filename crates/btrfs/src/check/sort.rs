@@ -13,6 +13,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -65,6 +66,13 @@ impl<T: SortedRecord> Sorter<T> {
     /// How many partitions there are.
     pub(super) fn partitions(&self) -> usize {
         self.partitions.len()
+    }
+
+    /// The addresses of a partition.
+    pub(super) fn range(&self, index: usize) -> Range<u64> {
+        let bound = |index: usize| self.bounds.get(index).copied();
+        let start = index.checked_sub(1).map_or(0, |before| bound(before).unwrap_or(u64::MAX));
+        start..bound(index).unwrap_or(u64::MAX)
     }
 
     /// Takes all of `records`.

@@ -348,7 +348,13 @@ impl<'w, 'c> Walk<'w, 'c> {
 fn root_references(tree: &WalkedTree) -> GatheredRecords {
     let TreeRoot { id, logical, level, generation } = tree.root;
     let target = ReferenceTarget::Block { level, generation };
-    let record = ReferenceRecord::new(logical, ReferenceHolder::Tree(id), target);
+    // The root of a relocation tree names itself.
+    let holder = if id == TreeId::TREE_RELOC {
+        ReferenceHolder::Node(logical)
+    } else {
+        ReferenceHolder::Tree(id)
+    };
+    let record = ReferenceRecord::new(logical, holder, target);
     GatheredRecords { references: vec![record], ..GatheredRecords::default() }
 }
 

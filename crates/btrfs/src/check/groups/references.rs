@@ -1,0 +1,282 @@
+//! References: what the extent tree knows of an extent against what the trees have.
+
+use std::collections::BTreeSet;
+
+use offshoot_btrfs_format::{Logical, TreeId};
+use offshoot_vfs::Result;
+
+use super::super::finding::{BtrfsFindingCode, BtrfsFindingPlace, Findings};
+use super::super::reference::{ReferenceHolder, ReferenceRecord, ReferenceTarget};
+use super::super::sort::SortedRecords;
+use super::super::walk::{Walk, WalkedVolume};
+use super::extents::{CheckedExtent, CheckedExtentItem, ListedReferences};
+
+/// What the walk could not read: references from there cannot be missed.
+pub(super) struct Doubt {
+    /// Whether it is not known which blocks have full back references.
+    marks: bool,
+    /// Whether whole trees may be missing.
+    all: bool,
+    /// Whether subvolumes have bad blocks. They share blocks with each other.
+    subvolumes: bool,
+    damaged: BTreeSet<TreeId>,
+}
+
+impl Doubt {
+    pub(super) fn of(walk: &Walk<'_, '_>, walked: &WalkedVolume) -> Self {
+        let damaged = walked.damaged.clone();
+        Self {
+            marks: !walk.marks.is_whole,
+            all: damaged.contains(&TreeId::ROOT),
+            subvolumes: damaged.iter().any(|tree| tree.is_fs_like()),
+            damaged,
+        }
+    }
+
+    /// Whether `holder` may be in a block that could not be read.
+    fn hides(&self, holder: ReferenceHolder) -> bool {
+        let of_tree = |tree: TreeId| {
+            if tree.is_fs_like() { self.subvolumes } else { self.damaged.contains(&tree) }
+        };
+        self.all
+            || match holder {
+                ReferenceHolder::Tree(tree) => of_tree(tree),
+                ReferenceHolder::File { root, .. } => of_tree(root),
+                ReferenceHolder::Node(_) | ReferenceHolder::Leaf(_) => self.subvolumes,
+            }
+    }
+
+    /// Whether files may use data that no record tells of.
+    pub(super) fn hides_files(&self) -> bool {
+        self.all || self.subvolumes
+    }
+}
+
+/// What the trees have of an extent.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct UsedExtent {
+    pub(super) len: u64,
+    pub(super) is_data: bool,
+    /// Whether the chunk tree has it; `None` when nothing is known to have it.
+    pub(super) is_of_chunk_tree: Option<bool>,
+}
+
+impl UsedExtent {
+    /// What a reference says.
+    fn of(record: &ReferenceRecord, node_size: u64) -> Self {
+        let is_of_chunk_tree = Some(record.holder() == ReferenceHolder::Tree(TreeId::CHUNK));
+        match record.target() {
+            ReferenceTarget::Block { .. } => {
+                Self { len: node_size, is_data: false, is_of_chunk_tree }
+            }
+            ReferenceTarget::Data { len } => Self { len, is_data: true, is_of_chunk_tree },
+        }
+    }
+}
+
+/// Compares references.
+pub(super) struct ReferenceCheck<'g> {
+    pub(super) findings: &'g Findings,
+    pub(super) doubt: &'g Doubt,
+    pub(super) records: SortedRecords<ReferenceRecord>,
+    pub(super) node_size: u64,
+}
+
+impl ReferenceCheck<'_> {
+    /// The address of the next extent that the trees have.
+    pub(super) fn next_address(&self) -> Option<u64> {
+        self.records.peek().map(|record| record.logical().0)
+    }
+
+    /// What the trees have of the next extent.
+    pub(super) fn next_extent(&self) -> Option<UsedExtent> {
+        self.records.peek().map(|record| UsedExtent::of(record, self.node_size))
+    }
+
+    /// Takes the records of the next extent, which has no extent item. Returns it.
+    ///
+    /// # Errors
+    /// When a file of records cannot be read.
+    pub(super) fn take_missing(&mut self) -> Result<Option<UsedExtent>> {
+        let Some(record) = self.records.next()? else { return Ok(None) };
+        let place = BtrfsFindingPlace::Logical(record.logical());
+        let problem = format!("no extent item, and a reference from {}", record.holder());
+        self.findings.add(BtrfsFindingCode::MissingExtent, place, problem);
+        self.skip(record.logical())?;
+        Ok(Some(UsedExtent::of(&record, self.node_size)))
+    }
+
+    /// Takes the other records of an extent.
+    ///
+    /// # Errors
+    /// As [`take_missing`](Self::take_missing).
+    pub(super) fn skip(&mut self, logical: Logical) -> Result<()> {
+        while self.records.peek().is_some_and(|record| record.logical() == logical) {
+            self.records.next()?;
+        }
+        Ok(())
+    }
+
+    /// Compares the extent `item` with the records of it, and takes these.
+    ///
+    /// # Errors
+    /// As [`take_missing`](Self::take_missing).
+    pub(super) fn compare(
+        &mut self,
+        extent: &CheckedExtent,
+        item: &CheckedExtentItem,
+        known: &mut ListedReferences,
+    ) -> Result<()> {
+        let logical = Logical(extent.start);
+        let place = BtrfsFindingPlace::Logical(logical);
+        if extent.is_whole && item.refs != extent.listed {
+            let what = "references that its item counts";
+            self.findings.differs(
+                BtrfsFindingCode::ReferenceCount,
+                place,
+                what,
+                extent.listed,
+                item.refs,
+            );
+        }
+        let first = self.records.peek().filter(|record| record.logical() == logical).copied();
+        let Some(first) = first else { return self.unused(extent, known) };
+        let is_block = matches!(first.target(), ReferenceTarget::Block { .. });
+        if is_block != item.is_block {
+            let name = |is_block| if is_block { "a tree block" } else { "data" };
+            let (expected, found) = (name(is_block), name(item.is_block));
+            self.item_differs(place, "the kind of extent of its item", expected, found);
+            return self.skip(logical);
+        }
+        let mut known = known.sorted()?;
+        let (mut listed, mut found) = (known.next()?, self.next_holder(logical, item)?);
+        loop {
+            let is_listed_first = match (listed, found) {
+                (Some((one, _)), Some((other, _))) if one == other => {
+                    // Further references of the extent tree from the same holder add up.
+                    let (mut count, next) = (listed.map_or(0, |(_, count)| count), known.next()?);
+                    listed = next;
+                    while let Some((_, more)) = listed.filter(|(holder, _)| *holder == one) {
+                        count = count.saturating_add(more);
+                        listed = known.next()?;
+                    }
+                    self.compare_counts(place, one, count, found.map_or(0, |(_, count)| count));
+                    found = self.next_holder(logical, item)?;
+                    continue;
+                }
+                (Some((one, _)), Some((other, _))) => one < other,
+                (Some(_), None) => true,
+                (None, Some(_)) => false,
+                (None, None) => return Ok(()),
+            };
+            if is_listed_first {
+                if let Some((holder, count)) = listed {
+                    self.compare_counts(place, holder, count, 0);
+                }
+                listed = known.next()?;
+            } else {
+                if let Some((holder, count)) = found.filter(|_| extent.is_whole) {
+                    self.compare_counts(place, holder, 0, count);
+                }
+                found = self.next_holder(logical, item)?;
+            }
+        }
+    }
+
+    /// Reports an extent without any record.
+    fn unused(&self, extent: &CheckedExtent, known: &mut ListedReferences) -> Result<()> {
+        let mut known = known.sorted()?;
+        let mut holders = 0u64;
+        let mut last = None;
+        while let Some((holder, _)) = known.next()? {
+            if self.doubt.hides(holder) {
+                return Ok(());
+            }
+            holders += 1;
+            last = Some(holder);
+        }
+        if !extent.is_whole || holders == 0 && self.doubt.hides_files() {
+            return Ok(());
+        }
+        let problem = match last {
+            Some(holder) if holders == 1 => format!("nothing refers to it, not even {holder}"),
+            Some(_) => format!("nothing refers to it, and its item names {holders} references"),
+            None => "nothing refers to it, and its item names no reference".to_owned(),
+        };
+        let place = BtrfsFindingPlace::Logical(Logical(extent.start));
+        self.findings.add(BtrfsFindingCode::UnusedExtent, place, problem);
+        Ok(())
+    }
+
+    /// Takes the records of the next holder of the extent at `logical`, and compares what they say
+    /// of the extent with `item`. Returns the holder, and how many records there are.
+    fn next_holder(
+        &mut self,
+        logical: Logical,
+        item: &CheckedExtentItem,
+    ) -> Result<Option<(ReferenceHolder, u64)>> {
+        let mut holder: Option<(ReferenceHolder, u64)> = None;
+        while let Some(&record) = self.records.peek() {
+            let own = record.holder();
+            if record.logical() != logical || holder.is_some_and(|(holder, _)| holder != own) {
+                break;
+            }
+            self.compare_target(logical, record.target(), item);
+            holder = Some((own, holder.map_or(0, |(_, count)| count) + 1));
+            self.records.next()?;
+        }
+        Ok(holder)
+    }
+
+    fn compare_target(&self, logical: Logical, target: ReferenceTarget, item: &CheckedExtentItem) {
+        let place = BtrfsFindingPlace::Logical(logical);
+        match target {
+            ReferenceTarget::Block { level, generation } => {
+                if u64::from(level) != item.level {
+                    self.item_differs(place, "the level in its item", level, item.level);
+                }
+                if generation != item.generation {
+                    let what = "the generation in its item";
+                    self.item_differs(place, what, generation, item.generation);
+                }
+            }
+            ReferenceTarget::Data { len } => {
+                if len != item.len {
+                    self.item_differs(place, "the length in its item", len, item.len);
+                }
+            }
+        }
+    }
+
+    fn item_differs(
+        &self,
+        place: BtrfsFindingPlace,
+        what: &str,
+        expected: impl std::fmt::Display,
+        found: impl std::fmt::Display,
+    ) {
+        self.findings.differs(BtrfsFindingCode::ExtentItem, place, what, expected, found);
+    }
+
+    /// Compares how often a holder refers to an extent with how often the extent tree knows it.
+    fn compare_counts(
+        &self,
+        place: BtrfsFindingPlace,
+        holder: ReferenceHolder,
+        listed: u64,
+        found: u64,
+    ) {
+        if listed == found || self.doubt.marks {
+            return;
+        }
+        let code = if listed < found {
+            BtrfsFindingCode::MissingReference
+        } else if self.doubt.hides(holder) {
+            return;
+        } else {
+            BtrfsFindingCode::ExtraReference
+        };
+        let what = format!("references from {holder} that the extent tree knows");
+        self.findings.differs(code, place, what, found, listed);
+    }
+}

@@ -1,0 +1,212 @@
+//! Reads all data that has checksums.
+//!
+//! The data chunks are cut into slices. A thread takes a slice, goes through its checksums, and
+//! reads what they are of in large pieces. Threads take slices in ascending order, so a disk is
+//! read nearly in sequence. A piece that does not verify in any way is read once more by the
+//! sector. Bad sectors that follow each other are one range.
+
+use std::ops::Range;
+
+use offshoot_btrfs_format::key::objectid;
+use offshoot_btrfs_format::{ItemType, Logical};
+use offshoot_kit::cores;
+use offshoot_vfs::{Error, Result};
+use parking_lot::Mutex;
+
+use super::super::volume::CheckedVolume;
+use super::checksums;
+use crate::storage::{MappedChunk, ReadSegment, StorageTrees};
+use crate::tree::TreeRoot;
+
+/// The longest read, in bytes.
+const READ_BYTES: u64 = 1 << 20;
+
+/// The length of a slice, in bytes, if there are not too many of them.
+const SLICE_BYTES: u64 = 32 << 20;
+
+/// About how many slices there are at most.
+const MOST_SLICES: u64 = 1 << 16;
+
+/// The most bad ranges that are kept: more than the findings that are kept.
+const MOST_BAD: usize = 20_000;
+
+/// Data that differs from its checksums or cannot be read: ranges that ascend and are apart, each
+/// with what is wrong with its first sector.
+#[derive(Debug, Default)]
+pub(super) struct BadData {
+    ranges: Vec<(Range<u64>, String)>,
+    /// The bytes that were read.
+    pub(super) bytes: u64,
+}
+
+impl BadData {
+    /// The bad ranges that have bytes of `range`.
+    pub(super) fn within(&self, range: &Range<u64>) -> impl Iterator<Item = (&Range<u64>, &str)> {
+        let end = range.end.max(range.start);
+        let first = self.ranges.partition_point(|(bad, _)| bad.end <= range.start);
+        let rest = self.ranges.get(first..).unwrap_or_default().iter();
+        let own = rest.take_while(move |(bad, _)| bad.start < end);
+        own.map(|(bad, problem)| (bad, problem.as_str()))
+    }
+
+    fn add(&mut self, range: Range<u64>, problem: String) {
+        if let Some((last, _)) = self.ranges.last_mut()
+            && last.end == range.start
+        {
+            last.end = range.end;
+        } else if self.ranges.len() < MOST_BAD {
+            self.ranges.push((range, problem));
+        }
+    }
+}
+
+/// Reads all data that `checksums` has checksums of.
+///
+/// # Errors
+/// When the caller has ended the check.
+pub(super) fn bad_data(volume: &CheckedVolume<'_>, checksums: TreeRoot) -> Result<BadData> {
+    let slices = slices(volume);
+    let found = Mutex::new(BadData::default());
+    cores::for_each(slices.len(), &|index| {
+        let Some(slice) = slices.get(index) else { return };
+        let mut own = BadData::default();
+        SliceReader::new(volume).read(checksums, slice, &mut own);
+        let mut found = found.lock();
+        found.bytes += own.bytes;
+        let room = MOST_BAD.saturating_sub(found.ranges.len());
+        found.ranges.extend(own.ranges.into_iter().take(room));
+    });
+    volume.require_going_on()?;
+    let mut found = found.into_inner();
+    found.ranges.sort_unstable_by_key(|(range, _)| range.start);
+    Ok(found)
+}
+
+/// The parts of the chunks for data.
+fn slices(volume: &CheckedVolume<'_>) -> Vec<Range<u64>> {
+    let chunks: Vec<_> = volume.storage.chunks().filter(|chunk| chunk.flags.has_data()).collect();
+    let all = chunks.iter().fold(0u64, |all, chunk| all.saturating_add(chunk.length));
+    let step = SLICE_BYTES.max((all / MOST_SLICES).next_multiple_of(READ_BYTES));
+    let mut slices = Vec::new();
+    for chunk in &chunks {
+        let (mut at, end) = (chunk.start.0, chunk.end().0);
+        while at < end {
+            let slice_end = at.saturating_add(step).min(end);
+            slices.push(at..slice_end);
+            at = slice_end;
+        }
+    }
+    slices
+}
+
+/// Reads the data of a slice, in pieces.
+struct SliceReader<'v> {
+    volume: &'v CheckedVolume<'v>,
+    sector: u64,
+    buf: Vec<u8>,
+    start: u64,
+    /// The checksums of the piece that begins at `start`.
+    sums: Vec<u8>,
+}
+
+impl<'v> SliceReader<'v> {
+    fn new(volume: &'v CheckedVolume<'v>) -> Self {
+        let sector = volume.sector_size();
+        Self { volume, sector, buf: Vec::new(), start: 0, sums: Vec::new() }
+    }
+
+    fn read(&mut self, checksums: TreeRoot, slice: &Range<u64>, bad: &mut BadData) {
+        let sum_len = self.volume.superblock().checksum.len();
+        let most = usize::try_from(READ_BYTES / self.sector).unwrap_or(1).max(1) * sum_len;
+        let mut stream = checksums::stream(self.volume, checksums, slice);
+        while let Some((key, data)) = stream.item() {
+            let is_checksums =
+                key.objectid == objectid::EXTENT_CSUM && key.item_type == ItemType::EXTENT_CSUM;
+            let skipped = slice.start.saturating_sub(key.offset).div_ceil(self.sector);
+            let mut at = key.offset.saturating_add(skipped * self.sector);
+            let skipped = usize::try_from(skipped).unwrap_or(usize::MAX).saturating_mul(sum_len);
+            let mut sums = data.get(skipped..).filter(|_| is_checksums).unwrap_or_default();
+            let left = slice.end.saturating_sub(at).div_ceil(self.sector);
+            let left = usize::try_from(left).unwrap_or(usize::MAX).saturating_mul(sum_len);
+            sums = sums.get(..left).unwrap_or(sums);
+            while sums.len() >= sum_len {
+                if self.sums.len() >= most || self.end() != at {
+                    self.read_piece(bad);
+                    self.start = at;
+                }
+                let count = sums.len().min(most - self.sums.len()) / sum_len;
+                let (these, rest) = sums.split_at(count * sum_len);
+                self.sums.extend_from_slice(these);
+                sums = rest;
+                at = at.saturating_add(count as u64 * self.sector);
+            }
+            stream.advance();
+            if self.volume.is_over() {
+                return;
+            }
+        }
+        self.read_piece(bad);
+    }
+
+    /// The end of the piece.
+    fn end(&self) -> u64 {
+        let count = self.sums.len() / self.volume.superblock().checksum.len();
+        self.start.saturating_add(count as u64 * self.sector)
+    }
+
+    /// Reads the piece, and begins another one.
+    fn read_piece(&mut self, bad: &mut BadData) {
+        let len = self.end() - self.start;
+        if len == 0 {
+            return;
+        }
+        let Ok(bytes) = usize::try_from(len) else { return };
+        if self.buf.len() < bytes {
+            self.buf.resize(bytes, 0);
+        }
+        let (volume, start) = (self.volume, self.start);
+        let buf = self.buf.get_mut(..bytes).unwrap_or_default();
+        let read = volume.storage.read_data(volume, Logical(start), buf, Some(&self.sums));
+        if read.is_err() {
+            let sum_len = volume.superblock().checksum.len();
+            let sector = usize::try_from(self.sector).unwrap_or(usize::MAX);
+            let mut at = start;
+            for (buf, sum) in buf.chunks_mut(sector).zip(self.sums.chunks(sum_len)) {
+                let end = at.saturating_add(self.sector);
+                if let Err(error) = volume.storage.find_sector(volume, Logical(at), buf, Some(sum))
+                {
+                    bad.add(at..end, problem_of(&error));
+                }
+                at = end;
+            }
+        }
+        bad.bytes += len;
+        volume.progress(len);
+        self.sums.clear();
+    }
+}
+
+/// What is wrong with a sector.
+fn problem_of(error: &Error) -> String {
+    match error {
+        Error::Corrupt(corrupt) => corrupt.problem.clone(),
+        other => other.to_string(),
+    }
+}
+
+impl StorageTrees for CheckedVolume<'_> {
+    fn recorded_segment(
+        &self,
+        _mapped: &MappedChunk,
+        _logical: Logical,
+        _len: u64,
+    ) -> Result<Option<ReadSegment>> {
+        Ok(None)
+    }
+
+    /// The check does not compare the blocks of a member with those of others: such a member
+    /// counts as outdated.
+    fn has_newest_commit(&self, _index: usize) -> Result<bool> {
+        Ok(false)
+    }
+}
