@@ -8,6 +8,7 @@ mod common;
 mod damage;
 #[path = "../hostile/image.rs"]
 mod image;
+mod members;
 #[path = "../../../btrfs-format/tests/mutation/mod.rs"]
 mod mutation;
 mod sound;
