@@ -12,3 +12,4 @@ mod members;
 #[path = "../../../btrfs-format/tests/mutation/mod.rs"]
 mod mutation;
 mod sound;
+mod subvolumes;
