@@ -261,7 +261,7 @@ damaged_removals! {
         let wanted = is(objectid::ORPHAN, ItemType::ORPHAN_ITEM, A);
         volume.edit(TreeId::ROOT, wanted, |items, slot| drop(items.remove(slot)));
     };
-    a_removal_that_ended_at_no_pointer: Agrees, |volume| {
+    a_removal_that_ended_at_no_pointer: SeesNothing, |volume| {
         // In front of all pointers, so that none of them counts as given up.
         ended_at(volume, Key::new(255, ItemType::INODE_ITEM, 0), 1);
     };
