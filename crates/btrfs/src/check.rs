@@ -7,7 +7,7 @@
 //! members   superblocks, chunks, ranges of the members
 //! trees     each block of each tree once: references, and what inodes say of themselves
 //! groups    each block group on its own: references, extents, free space, checksums
-//! whole     subvolumes, UUIDs, quotas
+//! whole     subvolumes, UUIDs, the log, quotas
 //! ```
 //!
 //! All of it runs on all cores. What must be compared is sorted: what has no room in memory goes
@@ -20,6 +20,7 @@ mod addresses;
 mod finding;
 mod groups;
 mod inodes;
+mod log;
 mod marks;
 mod members;
 mod open;
@@ -131,7 +132,8 @@ pub(crate) fn check_at(
     let walk = Walk::new(&volume, &groups::bounds(&volume));
     let walked = walk.run()?;
     let extents = groups::check(&walk, &walked)?;
-    subvolumes::check(&volume, &walked)?;
+    subvolumes::check(&volume)?;
+    log::check(&volume)?;
     drop(walk);
     volume.require_going_on()?;
     volume.note_reports();

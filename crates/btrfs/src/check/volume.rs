@@ -174,14 +174,8 @@ impl<'c> CheckedVolume<'c> {
                 VolumeReport::MissingMember { id, .. } => {
                     (BtrfsFindingCode::MissingMember, BtrfsFindingPlace::Member(id.0))
                 }
-                VolumeReport::StaleMember { .. } => {
-                    (BtrfsFindingCode::MissingMember, BtrfsFindingPlace::Volume)
-                }
-                VolumeReport::ShortMember { .. } => {
-                    (BtrfsFindingCode::Member, BtrfsFindingPlace::Volume)
-                }
-                // The check of the members has looked at all superblocks itself. The others are
-                // facts about the volume.
+                // The check of the members looks at all superblocks and sizes itself. The others
+                // are facts about the volume.
                 _ => continue,
             };
             self.findings.add(code, place, report.to_string());
@@ -193,12 +187,26 @@ impl<'c> CheckedVolume<'c> {
         match self.block(expected) {
             Ok(block) => Some(block),
             Err(error) => {
-                let place =
-                    BtrfsFindingPlace::Block { tree: expected.owner, logical: expected.logical };
-                self.findings.add_error(BtrfsFindingCode::TreeBlock, place, &error);
+                let ExpectedBlock { owner: tree, logical, .. } = *expected;
+                let (code, place) = if self.is_of_wrong_item(expected) {
+                    (BtrfsFindingCode::RootItem, BtrfsFindingPlace::Tree(tree))
+                } else {
+                    (BtrfsFindingCode::TreeBlock, BtrfsFindingPlace::Block { tree, logical })
+                };
+                self.findings.add_error(code, place, &error);
                 None
             }
         }
+    }
+
+    /// Whether `expected` comes from a root item, and the block there is sound: then it is the item
+    /// that is wrong.
+    fn is_of_wrong_item(&self, expected: &ExpectedBlock) -> bool {
+        let is_of_superblock = [TreeId::ROOT, TreeId::CHUNK].contains(&expected.owner);
+        let is_sound = |bytes: &[u8]| format_check::verify(bytes, &self.readers, expected.logical);
+        expected.first_key.is_none()
+            && !is_of_superblock
+            && self.storage.find_block(expected.logical, is_sound).is_ok()
     }
 
     /// The child at `slot` of `node`, whose keys are below `upper`; `None` when it cannot be used,

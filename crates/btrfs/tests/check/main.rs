@@ -8,9 +8,11 @@ mod common;
 mod damage;
 #[path = "../hostile/image.rs"]
 mod image;
-mod live;
 mod inodes;
+mod live;
+mod members;
 #[path = "../../../btrfs-format/tests/mutation/mod.rs"]
 mod mutation;
 mod sound;
+mod subvolumes;
 mod verity;

@@ -1,0 +1,157 @@
+//! What the root tree says, read once.
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+
+use offshoot_btrfs_format::dir::dir_entries;
+use offshoot_btrfs_format::key::objectid;
+use offshoot_btrfs_format::root::{RootItem, RootRef};
+use offshoot_btrfs_format::{ItemType, Key, TreeId};
+
+use crate::check::volume::{CheckedVolume, KeyRange, root_of};
+use crate::tree::TreeRoot;
+
+/// The name of the entry of the default subvolume, in the directory of the root tree.
+const DEFAULT: &[u8] = b"default";
+
+/// The items of the root tree that are compared.
+pub(super) struct RootTreeItems {
+    /// By number.
+    pub(super) roots: BTreeMap<TreeId, StoredRoot>,
+    /// By the subvolume above and the one below.
+    pub(super) links: BTreeMap<(TreeId, TreeId), SubvolumeLink>,
+    /// The numbers in orphan items, ascending.
+    pub(super) orphans: Vec<u64>,
+    /// The item with the default subvolume, and the key that it leads to.
+    pub(super) default: Option<(Key, Key)>,
+    /// Whether the directory that names the default subvolume is there.
+    pub(super) has_root_dir: bool,
+    /// Whether all items could be read.
+    pub(super) is_whole: bool,
+}
+
+/// What the item of a root says.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StoredRoot {
+    pub(super) root: TreeRoot,
+    /// The offset in the key of its item.
+    pub(super) offset: u64,
+    /// How many links lead to the subvolume; 0 for a deleted one.
+    pub(super) refs: u32,
+    /// The key of the next pointer that the removal gives up; its object id is 0 before the first.
+    pub(super) drop_progress: Key,
+    /// The level of the node with that pointer.
+    pub(super) drop_level: u8,
+    pub(super) uuid: [u8; 16],
+    pub(super) received_uuid: [u8; 16],
+}
+
+impl StoredRoot {
+    /// The key of its item.
+    pub(super) fn key(&self) -> Key {
+        Key::new(self.root.id.0, ItemType::ROOT_ITEM, self.offset)
+    }
+}
+
+/// A link from a subvolume to one in it, as each side stores it.
+#[derive(Clone, Debug, Default)]
+pub(super) struct SubvolumeLink {
+    /// The ROOT_REF, which is found from above.
+    pub(super) reference: Option<StoredPlace>,
+    /// The ROOT_BACKREF, which is found from below.
+    pub(super) back_reference: Option<StoredPlace>,
+}
+
+/// Where the entry of a subvolume is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct StoredPlace {
+    /// The inode number of the directory.
+    pub(super) dir: u64,
+    /// The index of the entry in it.
+    pub(super) index: u64,
+    pub(super) name: Box<[u8]>,
+}
+
+impl RootTreeItems {
+    /// Reads them.
+    pub(super) fn read(volume: &CheckedVolume<'_>) -> Self {
+        let mut items = Self {
+            roots: BTreeMap::new(),
+            links: BTreeMap::new(),
+            orphans: Vec::new(),
+            default: None,
+            has_root_dir: false,
+            is_whole: false,
+        };
+        let walked = volume.each_item(volume.root_tree(), KeyRange::ALL, &mut |key, data| {
+            items.add(key, data);
+            ControlFlow::Continue(())
+        });
+        items.is_whole = walked.is_whole();
+        items
+    }
+
+    /// The root of the tree `id`.
+    pub(super) fn root(&self, id: TreeId) -> Option<&StoredRoot> {
+        self.roots.get(&id)
+    }
+
+    /// Whether the subvolume is there and was not deleted.
+    pub(super) fn is_live(&self, id: TreeId) -> bool {
+        id.is_subvolume() && self.root(id).is_some_and(|root| root.refs > 0)
+    }
+
+    /// All subvolumes, deleted ones included.
+    pub(super) fn subvolumes(&self) -> impl Iterator<Item = &StoredRoot> {
+        self.roots.values().filter(|root| root.root.id.is_subvolume())
+    }
+
+    fn add(&mut self, key: Key, data: &[u8]) {
+        match key.item_type {
+            ItemType::ROOT_ITEM => self.add_root(key, data),
+            ItemType::ROOT_REF => {
+                let link = (TreeId(key.objectid), TreeId(key.offset));
+                self.links.entry(link).or_default().reference = place(data);
+            }
+            ItemType::ROOT_BACKREF => {
+                let link = (TreeId(key.offset), TreeId(key.objectid));
+                self.links.entry(link).or_default().back_reference = place(data);
+            }
+            ItemType::ORPHAN_ITEM if key.objectid == objectid::ORPHAN => {
+                self.orphans.push(key.offset);
+            }
+            ItemType::INODE_ITEM if key.objectid == objectid::ROOT_TREE_DIR => {
+                self.has_root_dir = true;
+            }
+            ItemType::DIR_ITEM if key.objectid == objectid::ROOT_TREE_DIR => {
+                let mut entries = dir_entries(data).flatten();
+                if let Some(entry) = entries.find(|entry| entry.name == DEFAULT) {
+                    self.default = Some((key, entry.location));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn add_root(&mut self, key: Key, data: &[u8]) {
+        let Ok(item) = RootItem::parse(data) else { return };
+        let id = TreeId(key.objectid);
+        let stored = StoredRoot {
+            root: root_of(id, &item),
+            offset: key.offset,
+            refs: item.refs.get(),
+            drop_progress: item.drop_progress.get(),
+            drop_level: item.drop_level,
+            uuid: item.uuid,
+            received_uuid: item.received_uuid,
+        };
+        // Readers take the first item of a tree.
+        self.roots.entry(id).or_insert(stored);
+    }
+}
+
+/// The place in a ROOT_REF or ROOT_BACKREF. One that cannot be parsed is refused with its leaf.
+fn place(data: &[u8]) -> Option<StoredPlace> {
+    let RootRef { dirid, sequence, name } = RootRef::parse(data).ok()?;
+    Some(StoredPlace { dir: dirid, index: sequence, name: name.into() })
+}
