@@ -49,6 +49,10 @@ struct Difference<'s> {
 
 /// Checks the superblocks of all members.
 pub(super) fn check(volume: &CheckedVolume<'_>, devices: &KnownDevices) {
+    // Those of a volume that is written are newer than the commit that is checked.
+    if volume.is_written {
+        return check_backup(volume);
+    }
     for member in volume.storage.members() {
         if let Some(device) = member.device.as_deref() {
             check_member(volume, member, device, devices);
