@@ -32,7 +32,7 @@ use super::volume::{CheckedVolume, KeyRange};
 use super::walk::{GatheredRecords, Walk, WalkedTree};
 use crate::block::TreeBlock;
 use crate::tree::TreeRoot;
-use items::InodeItems;
+use items::CheckedInode;
 use judge::{InodeFinding, InodeRules};
 
 /// The most findings that the summary of a part keeps: one more than a check reports.
@@ -60,7 +60,7 @@ pub(super) struct SubtreeSummary {
 #[derive(Clone, Debug)]
 enum SummaryEdge {
     /// An inode, which may go on outside of the part.
-    Inode(Box<InodeItems>),
+    Inode(Box<CheckedInode>),
     /// Something that cannot be read.
     Gap,
 }
@@ -103,7 +103,7 @@ impl SubtreeSummary {
     }
 
     /// Takes an inode into the sums, and judges it.
-    fn close(&mut self, rules: InodeRules, inode: &InodeItems) {
+    fn close(&mut self, rules: InodeRules, inode: &CheckedInode) {
         self.names = self.names.wrapping_sub(inode.weighted_names());
         if let Some(item) = &inode.item {
             self.inodes += 1;
@@ -148,7 +148,7 @@ impl SubtreeSummary {
 
     /// Takes the items of a leaf.
     fn add_items<'l>(&mut self, rules: InodeRules, items: impl Iterator<Item = (Key, &'l [u8])>) {
-        let mut current: Option<Box<InodeItems>> = None;
+        let mut current: Option<Box<CheckedInode>> = None;
         for (key, data) in items {
             if !is_inode(key.objectid) {
                 if key.objectid == key::objectid::ORPHAN && key.item_type == ItemType::ORPHAN_ITEM {
@@ -160,7 +160,7 @@ impl SubtreeSummary {
             if let Some(inode) = current.take_if(|inode| inode.ino != key.objectid) {
                 self.push(rules, SummaryEdge::Inode(inode));
             }
-            let inode = current.get_or_insert_with(|| Box::new(InodeItems::new(key.objectid)));
+            let inode = current.get_or_insert_with(|| Box::new(CheckedInode::new(key.objectid)));
             self.names = self.names.wrapping_add(inode.add(rules, key, data));
         }
         if let Some(inode) = current {

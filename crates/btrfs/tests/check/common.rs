@@ -48,6 +48,19 @@ impl DamagedVolume {
         leaves.map(|leaf| unpack(&leaf.bytes)).collect()
     }
 
+    /// Calls `judge` with the volume once for each block of a tree that `is_wanted` says yes to by
+    /// its owner, while all copies of that block are zeros.
+    pub(crate) fn without_each(&self, is_wanted: impl Fn(TreeId) -> bool, judge: impl Fn(&Disks)) {
+        for block in self.target.blocks.iter().filter(|one| is_wanted(header(&one.bytes).owner())) {
+            let write = |bytes: &[u8]| {
+                block.places.iter().for_each(|&(member, at)| self.write(member, at, bytes));
+            };
+            write(&vec![0; block.bytes.len()]);
+            judge(&self.disks);
+            write(&block.bytes);
+        }
+    }
+
     /// Changes the first leaf of the tree `owner` that has an item for which `is_wanted` says yes.
     /// `change` gets the items of the leaf and the slot of that item. It must not change the first
     /// key of a leaf.

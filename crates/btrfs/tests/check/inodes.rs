@@ -10,7 +10,7 @@ use offshoot_btrfs_format::dir::{dir_entries, file_type};
 use offshoot_btrfs_format::file_extent::{FileExtentHead, FileExtentTail, extent_type};
 use offshoot_btrfs_format::inode::{InodeItem, inode_flags, inode_refs};
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
-use offshoot_testkit::btrfs::fill::{crowd, directory, subvolumes, sync, write};
+use offshoot_testkit::btrfs::fill::{crowd, directory, handful, subvolumes, sync, write};
 use offshoot_testkit::btrfs::judges::{self, Judges};
 use offshoot_testkit::btrfs::recipe::Recipe;
 use offshoot_testkit::run::run;
@@ -42,11 +42,11 @@ pub(crate) fn fill(root: &Path) {
 }
 
 /// A volume with these files, to be damaged.
-pub(crate) struct Story {
+pub(crate) struct DamagedInodes {
     pub(crate) volume: DamagedVolume,
 }
 
-impl Story {
+impl DamagedInodes {
     fn new(judges: &Judges) -> Self {
         Self::made(judges, Recipe::new().fill(fill))
     }
@@ -145,7 +145,7 @@ fn paths(outcome: &CheckOutcome) -> BTreeSet<String> {
 #[test]
 fn an_inode_that_is_missing() {
     let Some(judges) = judges::require() else { return };
-    let story = Story::new(&judges);
+    let story = DamagedInodes::new(&judges);
     let ino = story.ino("small");
     story.edit(inode_key(ino), |items, slot| {
         items.remove(slot);
@@ -165,7 +165,7 @@ fn an_inode_that_is_missing_at_the_end_of_a_leaf() {
         }
         sync(root);
     });
-    let story = Story::made(&judges, recipe);
+    let story = DamagedInodes::made(&judges, recipe);
     let leaves = story.volume.leaves(TreeId::FS);
     let mut lasts = leaves.iter().filter_map(|leaf| leaf.last());
     let (key, _) = lasts
@@ -180,7 +180,7 @@ fn an_inode_that_is_missing_at_the_end_of_a_leaf() {
 #[test]
 fn flags_that_a_symbolic_link_cannot_have() {
     let Some(judges) = judges::require() else { return };
-    let story = Story::new(&judges);
+    let story = DamagedInodes::new(&judges);
     let ino = story.ino("symlink");
     story.edit_inode(ino, |inode| inode.flags = inode_flags::IMMUTABLE.into());
     story.require_only(&[(Code::Inode, ino)], Progs::Agrees);
@@ -189,7 +189,7 @@ fn flags_that_a_symbolic_link_cannot_have() {
 #[test]
 fn a_mode_without_a_type() {
     let Some(judges) = judges::require() else { return };
-    let story = Story::new(&judges);
+    let story = DamagedInodes::new(&judges);
     let ino = story.ino("file");
     story.edit_inode(ino, |inode| inode.mode = 0o644.into());
     story.require(&[(Code::Inode, ino)], Progs::Agrees);
@@ -198,7 +198,7 @@ fn a_mode_without_a_type() {
 #[test]
 fn a_directory_that_became_a_file() {
     let Some(judges) = judges::require() else { return };
-    let story = Story::new(&judges);
+    let story = DamagedInodes::new(&judges);
     let ino = story.ino("dir");
     story.edit_inode(ino, |inode| inode.mode = 0o100_755.into());
     // Without records of holes, a file of this size is one hole.
@@ -208,7 +208,7 @@ fn a_directory_that_became_a_file() {
 #[test]
 fn links_that_are_counted_wrong() {
     let Some(judges) = judges::require() else { return };
-    let story = Story::new(&judges);
+    let story = DamagedInodes::new(&judges);
     let ino = story.ino("linked");
     story.edit_inode(ino, |inode| inode.nlink = 3.into());
     let outcome = story.require_only(&[(Code::LinkCount, ino)], Progs::Agrees);
@@ -228,7 +228,7 @@ fn an_inode_without_links_that_is_not_listed() {
     let copy = disks.copy(&judges);
     drop((file, mount));
     crate::common::require_sound(&copy);
-    let story = Story { volume: DamagedVolume::of(copy) };
+    let story = DamagedInodes { volume: DamagedVolume::of(copy) };
     let orphan = |key: &Key| key.item_type == ItemType::ORPHAN_ITEM;
     let leaves = story.volume.leaves(TreeId::FS);
     let (key, _) = leaves.iter().flatten().find(|(key, _)| orphan(key)).expect("an orphan");
@@ -243,7 +243,7 @@ fn an_inode_without_links_that_is_not_listed() {
 #[test]
 fn orphan_items_without_an_orphan_are_sound() {
     let Some(judges) = judges::require() else { return };
-    let story = Story::new(&judges);
+    let story = DamagedInodes::new(&judges);
     let linked = story.ino("linked");
     let orphan = 0u64.wrapping_sub(5);
     story.edit(inode_key(linked), |items, _| {
@@ -256,7 +256,7 @@ fn orphan_items_without_an_orphan_are_sound() {
 #[test]
 fn the_size_of_a_directory() {
     let Some(judges) = judges::require() else { return };
-    let story = Story::new(&judges);
+    let story = DamagedInodes::new(&judges);
     let ino = story.ino("dir");
     story.edit_inode(ino, |inode| inode.size += 2);
     story.require_only(&[(Code::InodeSize, ino)], Progs::Agrees);
@@ -265,7 +265,7 @@ fn the_size_of_a_directory() {
 #[test]
 fn the_size_of_a_symbolic_link() {
     let Some(judges) = judges::require() else { return };
-    let story = Story::new(&judges);
+    let story = DamagedInodes::new(&judges);
     let ino = story.ino("symlink");
     story.edit_inode(ino, |inode| inode.size = 4.into());
     story.require_only(&[(Code::InodeSize, ino)], Progs::SeesNothing);
@@ -274,7 +274,7 @@ fn the_size_of_a_symbolic_link() {
 #[test]
 fn bytes_that_are_counted_wrong() {
     let Some(judges) = judges::require() else { return };
-    let story = Story::new(&judges);
+    let story = DamagedInodes::new(&judges);
     let ino = story.ino("file");
     story.edit_inode(ino, |inode| inode.nbytes += 4096);
     story.require_only(&[(Code::InodeBytes, ino)], Progs::Agrees);
@@ -285,7 +285,7 @@ fn bytes_that_are_counted_wrong() {
 fn extents_that_overlap_in_two_leaves() {
     let Some(judges) = judges::require() else { return };
     let recipe = Recipe::new().mkfs("-n 4096 -O ^no-holes").fill(fill_with_holes);
-    let story = Story::made(&judges, recipe);
+    let story = DamagedInodes::made(&judges, recipe);
     let (ino, leaves) = (story.ino("holes"), story.volume.leaves(TreeId::FS));
     let last_hole = |leaf: &LeafItems| {
         let (key, data) = leaf.last()?;
@@ -306,7 +306,7 @@ fn extents_that_overlap_in_two_leaves() {
 #[test]
 fn a_fifo_with_contents() {
     let Some(judges) = judges::require() else { return };
-    let story = Story::new(&judges);
+    let story = DamagedInodes::new(&judges);
     let ino = story.ino("fifo");
     story.edit(inode_key(ino), |items, _| {
         let head = FileExtentHead {
@@ -337,7 +337,7 @@ fn fill_with_holes(root: &Path) {
 fn a_hole_that_is_not_recorded() {
     let Some(judges) = judges::require() else { return };
     let recipe = Recipe::new().mkfs("-O ^no-holes").fill(fill);
-    let story = Story::made(&judges, recipe);
+    let story = DamagedInodes::made(&judges, recipe);
     let ino = story.ino("holes");
     story.edit(inode_key(ino), |items, _| {
         let hole = Key::new(ino, ItemType::EXTENT_DATA, 65_536 + 4096);
@@ -349,7 +349,7 @@ fn a_hole_that_is_not_recorded() {
 #[test]
 fn an_entry_whose_name_is_gone() {
     let Some(judges) = judges::require() else { return };
-    let story = Story::new(&judges);
+    let story = DamagedInodes::new(&judges);
     let (ino, other) = (story.ino("linked"), story.ino("other"));
     story.edit(inode_key(ino), |items, slot| {
         inode_of(items, slot).nlink = 1.into();
@@ -362,7 +362,7 @@ fn an_entry_whose_name_is_gone() {
 #[test]
 fn an_entry_that_leads_to_no_inode() {
     let Some(judges) = judges::require() else { return };
-    let story = Story::new(&judges);
+    let story = DamagedInodes::new(&judges);
     let (ino, dir) = (story.ino("small"), story.ino("dir"));
     story.edit(inode_key(ino), |items, _| {
         remove(items, |key, _| key.objectid == ino);
@@ -373,7 +373,7 @@ fn an_entry_that_leads_to_no_inode() {
 #[test]
 fn a_name_whose_entry_is_gone() {
     let Some(judges) = judges::require() else { return };
-    let story = Story::new(&judges);
+    let story = DamagedInodes::new(&judges);
     let (ino, other) = (story.ino("linked"), story.ino("other"));
     story.edit(inode_key(other), |items, slot| {
         inode_of(items, slot).size = 0.into();
@@ -389,7 +389,7 @@ fn a_name_whose_entry_is_gone() {
 #[test]
 fn a_name_with_another_index_than_its_entry() {
     let Some(judges) = judges::require() else { return };
-    let story = Story::new(&judges);
+    let story = DamagedInodes::new(&judges);
     let (ino, dir) = (story.ino("small"), story.ino("dir"));
     story.edit(Key::new(ino, ItemType::INODE_REF, dir), |items, slot| {
         let data = &mut items[slot].1;
@@ -402,7 +402,7 @@ fn a_name_with_another_index_than_its_entry() {
 #[test]
 fn a_name_that_differs_from_its_entry() {
     let Some(judges) = judges::require() else { return };
-    let story = Story::new(&judges);
+    let story = DamagedInodes::new(&judges);
     let (ino, dir) = (story.ino("small"), story.ino("dir"));
     story.edit(Key::new(ino, ItemType::INODE_REF, dir), |items, slot| {
         *items[slot].1.last_mut().expect("a name") = b'L';
@@ -414,7 +414,7 @@ fn a_name_that_differs_from_its_entry() {
 #[test]
 fn an_entry_that_is_not_found_by_its_hash() {
     let Some(judges) = judges::require() else { return };
-    let story = Story::new(&judges);
+    let story = DamagedInodes::new(&judges);
     let dir = story.ino("dir");
     story.edit(inode_key(dir), |items, _| {
         let is_entry = |key: &Key, data: &[u8]| {
@@ -428,7 +428,7 @@ fn an_entry_that_is_not_found_by_its_hash() {
 #[test]
 fn an_entry_with_two_file_types() {
     let Some(judges) = judges::require() else { return };
-    let story = Story::new(&judges);
+    let story = DamagedInodes::new(&judges);
     let dir = story.ino("dir");
     story.edit(inode_key(dir), |items, _| {
         set_types(items, ItemType::DIR_ITEM, dir, b"small");
@@ -439,7 +439,7 @@ fn an_entry_with_two_file_types() {
 #[test]
 fn an_entry_with_another_file_type_than_its_inode() {
     let Some(judges) = judges::require() else { return };
-    let story = Story::new(&judges);
+    let story = DamagedInodes::new(&judges);
     let (dir, ino) = (story.ino("dir"), story.ino("small"));
     story.edit(inode_key(dir), |items, _| {
         set_types(items, ItemType::DIR_ITEM, dir, b"small");
@@ -465,10 +465,33 @@ fn set_types(items: &mut LeafItems, item_type: ItemType, dir: u64, name: &[u8]) 
 #[test]
 fn the_reference_of_a_root_directory() {
     let Some(judges) = judges::require() else { return };
-    let story = Story::new(&judges);
+    let story = DamagedInodes::new(&judges);
     story.edit(Key::new(ROOT, ItemType::INODE_REF, ROOT), |items, slot| {
         items.remove(slot);
     });
     let outcome = story.require_only(&[(Code::LinkCount, ROOT)], Progs::Agrees);
     assert_eq!(paths(&outcome), ["/".to_owned()].into());
+}
+
+/// Whatever block of a subvolume is lost: what is missing may have been in it, so nothing is said
+/// of inodes and names.
+#[test]
+fn blocks_that_are_lost() {
+    let Some(judges) = judges::require() else { return };
+    let recipe = Recipe::new().mib(256).mkfs("-n 4096 -m single").fill(handful::fill);
+    let volume = DamagedVolume::of(recipe.make(&judges));
+    let lost = std::cell::Cell::new(0);
+    volume.without_each(TreeId::is_subvolume, |disks| {
+        let outcome = checked(disks);
+        let codes: BTreeSet<_> = outcome.findings.iter().map(|finding| finding.code).collect();
+        assert!(codes.contains(&Code::TreeBlock), "{}", show(&outcome));
+        let of_inodes = codes.iter().any(|code| {
+            (Code::MissingInode..=Code::FileHole).contains(code)
+                || (Code::EntryWithoutName..=Code::EntryType).contains(code)
+                || *code == Code::Verity
+        });
+        assert!(!of_inodes, "{}", show(&outcome));
+        lost.set(lost.get() + 1);
+    });
+    assert!(lost.get() > 20, "{} blocks", lost.get());
 }

@@ -11,6 +11,7 @@ mod image;
 mod inodes;
 mod live;
 mod members;
+mod moments;
 #[path = "../../../btrfs-format/tests/mutation/mod.rs"]
 mod mutation;
 mod sound;

@@ -7,7 +7,7 @@ use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::btrfs::recipe::Recipe;
 
 use crate::common::{DamagedVolume, LeafItems, Progs};
-use crate::inodes::{Story, fill, inode_key, inode_of, insert};
+use crate::inodes::{DamagedInodes, fill, inode_key, inode_of, insert};
 
 /// The items of fs-verity of a file of 20,000 bytes: five blocks, so one block of digests.
 fn verity_items(ino: u64) -> LeafItems {
@@ -31,7 +31,7 @@ fn items_of_verity() {
     let Some(judges) = judges::require() else { return };
     let disks = Recipe::new().mib(256).fill(fill).make(&judges);
     let damage = |change: &dyn Fn(&mut LeafItems, &mut InodeItem), is_sound: bool| {
-        let story = Story { volume: DamagedVolume::of(disks.copy(&judges)) };
+        let story = DamagedInodes { volume: DamagedVolume::of(disks.copy(&judges)) };
         let ino = story.ino("file");
         story.edit(inode_key(ino), |items, slot| {
             let mut new = verity_items(ino);

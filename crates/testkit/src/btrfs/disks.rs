@@ -57,6 +57,13 @@ impl Disks {
         Self(self.0.copy())
     }
 
+    /// As [`copy`](Self::copy), each image as it is at one moment: see
+    /// [`ImageFiles::copy_at_once`].
+    #[must_use]
+    pub fn copy_at_once(&self, _judges: &Judges) -> Option<Self> {
+        self.0.copy_at_once().map(Self)
+    }
+
     /// Adds one more image.
     pub fn add(&mut self, mib: u64) {
         self.0.add(mib << 20);

@@ -13,7 +13,7 @@ use super::verity::VerityItems;
 
 /// What the items of an inode say, from some of them to all of them.
 #[derive(Clone, Debug)]
-pub(super) struct InodeItems {
+pub(super) struct CheckedInode {
     pub(super) ino: u64,
     /// Whether some of its items may be in a part of the tree that cannot be read.
     pub(super) is_cut: bool,
@@ -68,7 +68,7 @@ impl InodeFacts {
     }
 }
 
-impl InodeItems {
+impl CheckedInode {
     /// An inode without items.
     pub(super) fn new(ino: u64) -> Self {
         Self {
@@ -195,12 +195,12 @@ pub(super) struct ExtentItems {
     pub(super) overlap: Option<u64>,
     /// The first of them that is damaged.
     pub(super) damaged: Option<u64>,
-    pub(super) inline: Option<InlineContents>,
+    pub(super) inline: Option<InlineExtentSize>,
 }
 
 /// What is kept of data in an item.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct InlineContents {
+pub(super) struct InlineExtentSize {
     /// Its length in bytes, after decompression.
     pub(super) len: u64,
     /// Whether it ends with a zero byte.
@@ -218,7 +218,7 @@ impl ExtentItems {
                 let is_plain = extent.compression == Compression::None;
                 let len = if is_plain { bytes.len() as u64 } else { extent.ram_bytes };
                 let ends_with_zero = is_plain && bytes.last() == Some(&0);
-                self.inline.get_or_insert(InlineContents { len, ends_with_zero });
+                self.inline.get_or_insert(InlineExtentSize { len, ends_with_zero });
                 self.bytes = self.bytes.wrapping_add(len);
                 rules.whole_sectors(len)
             }

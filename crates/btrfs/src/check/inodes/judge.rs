@@ -18,7 +18,7 @@ use offshoot_vfs::FileType;
 
 use super::super::finding::BtrfsFindingCode;
 use super::super::volume::CheckedVolume;
-use super::items::{InodeFacts, InodeItems};
+use super::items::{CheckedInode, InodeFacts};
 
 /// What a volume demands of inodes.
 #[derive(Clone, Copy, Debug)]
@@ -59,13 +59,13 @@ pub(super) struct InodeFinding {
 /// Judges one inode.
 struct InodeJudge<'j> {
     rules: InodeRules,
-    inode: &'j InodeItems,
+    inode: &'j CheckedInode,
     item: InodeFacts,
     findings: &'j mut Vec<InodeFinding>,
 }
 
 /// Adds what is wrong with an inode that is there as a whole to `findings`.
-pub(super) fn judge(rules: InodeRules, inode: &InodeItems, findings: &mut Vec<InodeFinding>) {
+pub(super) fn judge(rules: InodeRules, inode: &CheckedInode, findings: &mut Vec<InodeFinding>) {
     let Some(item) = inode.item else {
         if inode.has_other_items {
             findings.push(InodeFinding {
