@@ -92,11 +92,11 @@ stable_codes! {
     DeletedSubvolume = 765;
     /// There are items of an inode, and the inode is not there.
     MissingInode = 771;
-    /// An inode contradicts itself: its mode, flags or times of change.
+    /// An inode contradicts itself: its mode, flags or kinds of items.
     Inode = 772;
     /// An inode counts other links than it has names.
     LinkCount = 773;
-    /// An inode without links is not listed for removal, or one with links is.
+    /// An inode without links is not listed for removal.
     Orphan = 774;
     /// An inode has another size than its contents.
     InodeSize = 775;

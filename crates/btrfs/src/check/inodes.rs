@@ -24,10 +24,10 @@ mod names;
 mod verity;
 
 use offshoot_btrfs_format::block::item_data;
-use offshoot_btrfs_format::{ItemType, Key, TreeId, key};
+use offshoot_btrfs_format::{Ino, ItemType, Key, TreeId, key};
 use offshoot_vfs::Result;
 
-use super::finding::BtrfsFindingPlace;
+use super::finding::{BtrfsFindingCode, BtrfsFindingPlace};
 use super::volume::{CheckedVolume, KeyRange};
 use super::walk::{GatheredRecords, Walk, WalkedTree};
 use crate::block::TreeBlock;
@@ -76,30 +76,34 @@ impl SubtreeSummary {
         !self.has_gap
     }
 
-    /// Adds `edge` behind the last one, as a part of the same inode if it is.
-    fn push(&mut self, rules: InodeRules, mut edge: SummaryEdge) {
+    /// Adds `edge` behind the last one, as a part of the same inode if it is. Returns an inode that
+    /// was closed.
+    fn push(&mut self, rules: InodeRules, mut edge: SummaryEdge) -> Option<Box<CheckedInode>> {
         match (self.last.as_mut().or(self.first.as_mut()), &mut edge) {
-            (Some(SummaryEdge::Gap), SummaryEdge::Gap) => return,
+            (Some(SummaryEdge::Gap), SummaryEdge::Gap) => return None,
             (Some(SummaryEdge::Gap), SummaryEdge::Inode(right)) => right.is_cut = true,
             (Some(SummaryEdge::Inode(left)), SummaryEdge::Gap) => left.is_cut = true,
             (Some(SummaryEdge::Inode(left)), SummaryEdge::Inode(right))
                 if left.ino == right.ino =>
             {
                 left.append(right);
-                return;
+                return None;
             }
             _ => {}
         }
-        self.append(rules, edge);
+        self.append(rules, edge)
     }
 
-    /// Adds `edge` behind the last one. What is between the first and the last one is complete.
-    fn append(&mut self, rules: InodeRules, edge: SummaryEdge) {
+    /// Adds `edge` behind the last one. What is between the first and the last one is complete: it
+    /// is closed and returned.
+    fn append(&mut self, rules: InodeRules, edge: SummaryEdge) -> Option<Box<CheckedInode>> {
         if self.first.is_none() {
             self.first = Some(edge);
-        } else if let Some(SummaryEdge::Inode(complete)) = self.last.replace(edge) {
-            self.close(rules, &complete);
+            return None;
         }
+        let SummaryEdge::Inode(complete) = self.last.replace(edge)? else { return None };
+        self.close(rules, &complete);
+        Some(complete)
     }
 
     /// Takes an inode into the sums, and judges it.
@@ -137,6 +141,15 @@ impl SubtreeSummary {
         }
     }
 
+    /// Whether the root directory may be there: it has the lowest number of all inodes.
+    fn may_have_root(&self) -> bool {
+        match &self.first {
+            Some(SummaryEdge::Inode(first)) => first.ino == Ino::ROOT_DIR.0,
+            Some(SummaryEdge::Gap) => true,
+            None => false,
+        }
+    }
+
     /// Closes all inodes of a whole tree.
     fn close_all(&mut self, rules: InodeRules) {
         for edge in [self.first.take(), self.last.take()].into_iter().flatten() {
@@ -158,7 +171,11 @@ impl SubtreeSummary {
                 continue;
             }
             if let Some(inode) = current.take_if(|inode| inode.ino != key.objectid) {
-                self.push(rules, SummaryEdge::Inode(inode));
+                // The memory of a closed inode serves for the next one.
+                current = self.push(rules, SummaryEdge::Inode(inode));
+                if let Some(inode) = &mut current {
+                    **inode = CheckedInode::new(key.objectid);
+                }
             }
             let inode = current.get_or_insert_with(|| Box::new(CheckedInode::new(key.objectid)));
             self.names = self.names.wrapping_add(inode.add(rules, key, data));
@@ -216,6 +233,11 @@ pub(super) fn finish(
     mut summary: SubtreeSummary,
 ) -> Result<u64> {
     let volume = walk.volume;
+    if tree.root.id.is_subvolume() && !summary.may_have_root() {
+        let place = BtrfsFindingPlace::Inode { subvolume: tree.root.id, ino: Ino::ROOT_DIR.0 };
+        let problem = "the subvolume has no root directory";
+        volume.findings.add(BtrfsFindingCode::MissingInode, place, problem);
+    }
     summary.close_all(InodeRules::of(volume));
     for finding in summary.findings {
         report(volume, tree.root, finding);

@@ -145,12 +145,12 @@ fn paths(outcome: &CheckOutcome) -> BTreeSet<String> {
 #[test]
 fn an_inode_that_is_missing() {
     let Some(judges) = judges::require() else { return };
-    let story = DamagedInodes::new(&judges);
-    let ino = story.ino("small");
-    story.edit(inode_key(ino), |items, slot| {
+    let damaged = DamagedInodes::new(&judges);
+    let ino = damaged.ino("small");
+    damaged.edit(inode_key(ino), |items, slot| {
         items.remove(slot);
     });
-    let outcome = story.require(&[(Code::MissingInode, ino)], Progs::Agrees);
+    let outcome = damaged.require(&[(Code::MissingInode, ino)], Progs::Agrees);
     assert_eq!(paths(&outcome), ["/dir/small".to_owned()].into());
 }
 
@@ -165,53 +165,53 @@ fn an_inode_that_is_missing_at_the_end_of_a_leaf() {
         }
         sync(root);
     });
-    let story = DamagedInodes::made(&judges, recipe);
-    let leaves = story.volume.leaves(TreeId::FS);
+    let damaged = DamagedInodes::made(&judges, recipe);
+    let leaves = damaged.volume.leaves(TreeId::FS);
     let mut lasts = leaves.iter().filter_map(|leaf| leaf.last());
     let (key, _) = lasts
         .rfind(|(key, _)| key.item_type == ItemType::INODE_ITEM)
         .expect("a leaf that ends with an inode");
-    story.edit(*key, |items, slot| {
+    damaged.edit(*key, |items, slot| {
         items.remove(slot);
     });
-    story.require_only(&[(Code::MissingInode, key.objectid)], Progs::Agrees);
+    damaged.require_only(&[(Code::MissingInode, key.objectid)], Progs::Agrees);
 }
 
 #[test]
 fn flags_that_a_symbolic_link_cannot_have() {
     let Some(judges) = judges::require() else { return };
-    let story = DamagedInodes::new(&judges);
-    let ino = story.ino("symlink");
-    story.edit_inode(ino, |inode| inode.flags = inode_flags::IMMUTABLE.into());
-    story.require_only(&[(Code::Inode, ino)], Progs::Agrees);
+    let damaged = DamagedInodes::new(&judges);
+    let ino = damaged.ino("symlink");
+    damaged.edit_inode(ino, |inode| inode.flags = inode_flags::IMMUTABLE.into());
+    damaged.require_only(&[(Code::Inode, ino)], Progs::Agrees);
 }
 
 #[test]
 fn a_mode_without_a_type() {
     let Some(judges) = judges::require() else { return };
-    let story = DamagedInodes::new(&judges);
-    let ino = story.ino("file");
-    story.edit_inode(ino, |inode| inode.mode = 0o644.into());
-    story.require(&[(Code::Inode, ino)], Progs::Agrees);
+    let damaged = DamagedInodes::new(&judges);
+    let ino = damaged.ino("file");
+    damaged.edit_inode(ino, |inode| inode.mode = 0o644.into());
+    damaged.require(&[(Code::Inode, ino)], Progs::Agrees);
 }
 
 #[test]
 fn a_directory_that_became_a_file() {
     let Some(judges) = judges::require() else { return };
-    let story = DamagedInodes::new(&judges);
-    let ino = story.ino("dir");
-    story.edit_inode(ino, |inode| inode.mode = 0o100_755.into());
+    let damaged = DamagedInodes::new(&judges);
+    let ino = damaged.ino("dir");
+    damaged.edit_inode(ino, |inode| inode.mode = 0o100_755.into());
     // Without records of holes, a file of this size is one hole.
-    story.require_only(&[(Code::Inode, ino), (Code::EntryType, ino)], Progs::Agrees);
+    damaged.require_only(&[(Code::Inode, ino), (Code::EntryType, ino)], Progs::Agrees);
 }
 
 #[test]
 fn links_that_are_counted_wrong() {
     let Some(judges) = judges::require() else { return };
-    let story = DamagedInodes::new(&judges);
-    let ino = story.ino("linked");
-    story.edit_inode(ino, |inode| inode.nlink = 3.into());
-    let outcome = story.require_only(&[(Code::LinkCount, ino)], Progs::Agrees);
+    let damaged = DamagedInodes::new(&judges);
+    let ino = damaged.ino("linked");
+    damaged.edit_inode(ino, |inode| inode.nlink = 3.into());
+    let outcome = damaged.require_only(&[(Code::LinkCount, ino)], Progs::Agrees);
     assert_eq!(paths(&outcome), ["/dir/linked".to_owned()].into());
 }
 
@@ -228,14 +228,14 @@ fn an_inode_without_links_that_is_not_listed() {
     let copy = disks.copy(&judges);
     drop((file, mount));
     crate::common::require_sound(&copy);
-    let story = DamagedInodes { volume: DamagedVolume::of(copy) };
+    let damaged = DamagedInodes { volume: DamagedVolume::of(copy) };
     let orphan = |key: &Key| key.item_type == ItemType::ORPHAN_ITEM;
-    let leaves = story.volume.leaves(TreeId::FS);
+    let leaves = damaged.volume.leaves(TreeId::FS);
     let (key, _) = leaves.iter().flatten().find(|(key, _)| orphan(key)).expect("an orphan");
-    story.edit(*key, |items, slot| {
+    damaged.edit(*key, |items, slot| {
         items.remove(slot);
     });
-    let outcome = story.require_only(&[(Code::Orphan, key.offset)], Progs::Agrees);
+    let outcome = damaged.require_only(&[(Code::Orphan, key.offset)], Progs::Agrees);
     assert!(paths(&outcome).is_empty());
 }
 
@@ -243,41 +243,41 @@ fn an_inode_without_links_that_is_not_listed() {
 #[test]
 fn orphan_items_without_an_orphan_are_sound() {
     let Some(judges) = judges::require() else { return };
-    let story = DamagedInodes::new(&judges);
-    let linked = story.ino("linked");
+    let damaged = DamagedInodes::new(&judges);
+    let linked = damaged.ino("linked");
     let orphan = 0u64.wrapping_sub(5);
-    story.edit(inode_key(linked), |items, _| {
+    damaged.edit(inode_key(linked), |items, _| {
         let key = |ino| Key::new(orphan, ItemType::ORPHAN_ITEM, ino);
         insert(items, [(key(linked), Vec::new()), (key(5000), Vec::new())]);
     });
-    story.require_only(&[], Progs::SeesNothing);
+    damaged.require_only(&[], Progs::SeesNothing);
 }
 
 #[test]
 fn the_size_of_a_directory() {
     let Some(judges) = judges::require() else { return };
-    let story = DamagedInodes::new(&judges);
-    let ino = story.ino("dir");
-    story.edit_inode(ino, |inode| inode.size += 2);
-    story.require_only(&[(Code::InodeSize, ino)], Progs::Agrees);
+    let damaged = DamagedInodes::new(&judges);
+    let ino = damaged.ino("dir");
+    damaged.edit_inode(ino, |inode| inode.size += 2);
+    damaged.require_only(&[(Code::InodeSize, ino)], Progs::Agrees);
 }
 
 #[test]
 fn the_size_of_a_symbolic_link() {
     let Some(judges) = judges::require() else { return };
-    let story = DamagedInodes::new(&judges);
-    let ino = story.ino("symlink");
-    story.edit_inode(ino, |inode| inode.size = 4.into());
-    story.require_only(&[(Code::InodeSize, ino)], Progs::SeesNothing);
+    let damaged = DamagedInodes::new(&judges);
+    let ino = damaged.ino("symlink");
+    damaged.edit_inode(ino, |inode| inode.size = 4.into());
+    damaged.require_only(&[(Code::InodeSize, ino)], Progs::SeesNothing);
 }
 
 #[test]
 fn bytes_that_are_counted_wrong() {
     let Some(judges) = judges::require() else { return };
-    let story = DamagedInodes::new(&judges);
-    let ino = story.ino("file");
-    story.edit_inode(ino, |inode| inode.nbytes += 4096);
-    story.require_only(&[(Code::InodeBytes, ino)], Progs::Agrees);
+    let damaged = DamagedInodes::new(&judges);
+    let ino = damaged.ino("file");
+    damaged.edit_inode(ino, |inode| inode.nbytes += 4096);
+    damaged.require_only(&[(Code::InodeBytes, ino)], Progs::Agrees);
 }
 
 /// A hole at the end of a leaf that reaches into the first extent of the next leaf.
@@ -285,8 +285,8 @@ fn bytes_that_are_counted_wrong() {
 fn extents_that_overlap_in_two_leaves() {
     let Some(judges) = judges::require() else { return };
     let recipe = Recipe::new().mkfs("-n 4096 -O ^no-holes").fill(fill_with_holes);
-    let story = DamagedInodes::made(&judges, recipe);
-    let (ino, leaves) = (story.ino("holes"), story.volume.leaves(TreeId::FS));
+    let damaged = DamagedInodes::made(&judges, recipe);
+    let (ino, leaves) = (damaged.ino("holes"), damaged.volume.leaves(TreeId::FS));
     let last_hole = |leaf: &LeafItems| {
         let (key, data) = leaf.last()?;
         let is_of_file = key.objectid == ino && key.item_type == ItemType::EXTENT_DATA;
@@ -295,20 +295,20 @@ fn extents_that_overlap_in_two_leaves() {
         (is_of_file && is_hole).then_some(*key)
     };
     let key = leaves.iter().find_map(last_hole).expect("a leaf that ends with a hole");
-    story.edit(key, |items, slot| {
+    damaged.edit(key, |items, slot| {
         let tail = &mut items[slot].1[size_of::<FileExtentHead>()..];
         let tail = FileExtentTail::mut_from_bytes(tail).expect("an extent");
         tail.num_bytes += 4096;
     });
-    story.require_only(&[(Code::FileExtent, ino)], Progs::Agrees);
+    damaged.require_only(&[(Code::FileExtent, ino)], Progs::Agrees);
 }
 
 #[test]
 fn a_fifo_with_contents() {
     let Some(judges) = judges::require() else { return };
-    let story = DamagedInodes::new(&judges);
-    let ino = story.ino("fifo");
-    story.edit(inode_key(ino), |items, _| {
+    let damaged = DamagedInodes::new(&judges);
+    let ino = damaged.ino("fifo");
+    damaged.edit(inode_key(ino), |items, _| {
         let head = FileExtentHead {
             generation: 5.into(),
             ram_bytes: 3.into(),
@@ -320,7 +320,7 @@ fn a_fifo_with_contents() {
         let data = [head.as_bytes(), b"abc"].concat();
         insert(items, [(Key::new(ino, ItemType::EXTENT_DATA, 0), data)]);
     });
-    story.require_only(&[(Code::FileExtent, ino)], Progs::SeesNothing);
+    damaged.require_only(&[(Code::FileExtent, ino)], Progs::SeesNothing);
 }
 
 /// A file of many pieces with holes between them, in several leaves.
@@ -337,45 +337,45 @@ fn fill_with_holes(root: &Path) {
 fn a_hole_that_is_not_recorded() {
     let Some(judges) = judges::require() else { return };
     let recipe = Recipe::new().mkfs("-O ^no-holes").fill(fill);
-    let story = DamagedInodes::made(&judges, recipe);
-    let ino = story.ino("holes");
-    story.edit(inode_key(ino), |items, _| {
+    let damaged = DamagedInodes::made(&judges, recipe);
+    let ino = damaged.ino("holes");
+    damaged.edit(inode_key(ino), |items, _| {
         let hole = Key::new(ino, ItemType::EXTENT_DATA, 65_536 + 4096);
         remove(items, |key, _| *key == hole);
     });
-    story.require_only(&[(Code::FileHole, ino)], Progs::Agrees);
+    damaged.require_only(&[(Code::FileHole, ino)], Progs::Agrees);
 }
 
 #[test]
 fn an_entry_whose_name_is_gone() {
     let Some(judges) = judges::require() else { return };
-    let story = DamagedInodes::new(&judges);
-    let (ino, other) = (story.ino("linked"), story.ino("other"));
-    story.edit(inode_key(ino), |items, slot| {
+    let damaged = DamagedInodes::new(&judges);
+    let (ino, other) = (damaged.ino("linked"), damaged.ino("other"));
+    damaged.edit(inode_key(ino), |items, slot| {
         inode_of(items, slot).nlink = 1.into();
         remove(items, |key, _| *key == Key::new(ino, ItemType::INODE_REF, other));
     });
-    let outcome = story.require_only(&[(Code::EntryWithoutName, other)], Progs::Agrees);
+    let outcome = damaged.require_only(&[(Code::EntryWithoutName, other)], Progs::Agrees);
     assert_eq!(paths(&outcome), ["/other".to_owned()].into());
 }
 
 #[test]
 fn an_entry_that_leads_to_no_inode() {
     let Some(judges) = judges::require() else { return };
-    let story = DamagedInodes::new(&judges);
-    let (ino, dir) = (story.ino("small"), story.ino("dir"));
-    story.edit(inode_key(ino), |items, _| {
+    let damaged = DamagedInodes::new(&judges);
+    let (ino, dir) = (damaged.ino("small"), damaged.ino("dir"));
+    damaged.edit(inode_key(ino), |items, _| {
         remove(items, |key, _| key.objectid == ino);
     });
-    story.require_only(&[(Code::EntryWithoutName, dir)], Progs::Agrees);
+    damaged.require_only(&[(Code::EntryWithoutName, dir)], Progs::Agrees);
 }
 
 #[test]
 fn a_name_whose_entry_is_gone() {
     let Some(judges) = judges::require() else { return };
-    let story = DamagedInodes::new(&judges);
-    let (ino, other) = (story.ino("linked"), story.ino("other"));
-    story.edit(inode_key(other), |items, slot| {
+    let damaged = DamagedInodes::new(&judges);
+    let (ino, other) = (damaged.ino("linked"), damaged.ino("other"));
+    damaged.edit(inode_key(other), |items, slot| {
         inode_of(items, slot).size = 0.into();
         let is_entry = |key: &Key, _: &[u8]| {
             key.objectid == other
@@ -383,69 +383,69 @@ fn a_name_whose_entry_is_gone() {
         };
         remove(items, is_entry);
     });
-    story.require_only(&[(Code::NameWithoutEntry, ino)], Progs::Agrees);
+    damaged.require_only(&[(Code::NameWithoutEntry, ino)], Progs::Agrees);
 }
 
 #[test]
 fn a_name_with_another_index_than_its_entry() {
     let Some(judges) = judges::require() else { return };
-    let story = DamagedInodes::new(&judges);
-    let (ino, dir) = (story.ino("small"), story.ino("dir"));
-    story.edit(Key::new(ino, ItemType::INODE_REF, dir), |items, slot| {
+    let damaged = DamagedInodes::new(&judges);
+    let (ino, dir) = (damaged.ino("small"), damaged.ino("dir"));
+    damaged.edit(Key::new(ino, ItemType::INODE_REF, dir), |items, slot| {
         let data = &mut items[slot].1;
         let index = inode_refs(dir, data).next().expect("a name").expect("a name").index;
         data[..8].copy_from_slice(&(index + 100).to_le_bytes());
     });
-    story.require_only(&[(Code::NameWithoutEntry, ino)], Progs::Agrees);
+    damaged.require_only(&[(Code::NameWithoutEntry, ino)], Progs::Agrees);
 }
 
 #[test]
 fn a_name_that_differs_from_its_entry() {
     let Some(judges) = judges::require() else { return };
-    let story = DamagedInodes::new(&judges);
-    let (ino, dir) = (story.ino("small"), story.ino("dir"));
-    story.edit(Key::new(ino, ItemType::INODE_REF, dir), |items, slot| {
+    let damaged = DamagedInodes::new(&judges);
+    let (ino, dir) = (damaged.ino("small"), damaged.ino("dir"));
+    damaged.edit(Key::new(ino, ItemType::INODE_REF, dir), |items, slot| {
         *items[slot].1.last_mut().expect("a name") = b'L';
     });
     let expected = [(Code::EntryWithoutName, dir), (Code::NameWithoutEntry, ino)];
-    story.require_only(&expected, Progs::Agrees);
+    damaged.require_only(&expected, Progs::Agrees);
 }
 
 #[test]
 fn an_entry_that_is_not_found_by_its_hash() {
     let Some(judges) = judges::require() else { return };
-    let story = DamagedInodes::new(&judges);
-    let dir = story.ino("dir");
-    story.edit(inode_key(dir), |items, _| {
+    let damaged = DamagedInodes::new(&judges);
+    let dir = damaged.ino("dir");
+    damaged.edit(inode_key(dir), |items, _| {
         let is_entry = |key: &Key, data: &[u8]| {
             (key.objectid, key.item_type) == (dir, ItemType::DIR_ITEM) && data.ends_with(b"small")
         };
         remove(items, is_entry);
     });
-    story.require_only(&[(Code::EntryItems, dir)], Progs::Agrees);
+    damaged.require_only(&[(Code::EntryItems, dir)], Progs::Agrees);
 }
 
 #[test]
 fn an_entry_with_two_file_types() {
     let Some(judges) = judges::require() else { return };
-    let story = DamagedInodes::new(&judges);
-    let dir = story.ino("dir");
-    story.edit(inode_key(dir), |items, _| {
+    let damaged = DamagedInodes::new(&judges);
+    let dir = damaged.ino("dir");
+    damaged.edit(inode_key(dir), |items, _| {
         set_types(items, ItemType::DIR_ITEM, dir, b"small");
     });
-    story.require_only(&[(Code::EntryItems, dir)], Progs::Agrees);
+    damaged.require_only(&[(Code::EntryItems, dir)], Progs::Agrees);
 }
 
 #[test]
 fn an_entry_with_another_file_type_than_its_inode() {
     let Some(judges) = judges::require() else { return };
-    let story = DamagedInodes::new(&judges);
-    let (dir, ino) = (story.ino("dir"), story.ino("small"));
-    story.edit(inode_key(dir), |items, _| {
+    let damaged = DamagedInodes::new(&judges);
+    let (dir, ino) = (damaged.ino("dir"), damaged.ino("small"));
+    damaged.edit(inode_key(dir), |items, _| {
         set_types(items, ItemType::DIR_ITEM, dir, b"small");
         set_types(items, ItemType::DIR_INDEX, dir, b"small");
     });
-    story.require_only(&[(Code::EntryType, ino)], Progs::Agrees);
+    damaged.require_only(&[(Code::EntryType, ino)], Progs::Agrees);
 }
 
 /// Makes an entry that of a fifo, in the items of one type.
@@ -465,12 +465,25 @@ fn set_types(items: &mut LeafItems, item_type: ItemType, dir: u64, name: &[u8]) 
 #[test]
 fn the_reference_of_a_root_directory() {
     let Some(judges) = judges::require() else { return };
-    let story = DamagedInodes::new(&judges);
-    story.edit(Key::new(ROOT, ItemType::INODE_REF, ROOT), |items, slot| {
+    let damaged = DamagedInodes::new(&judges);
+    damaged.edit(Key::new(ROOT, ItemType::INODE_REF, ROOT), |items, slot| {
         items.remove(slot);
     });
-    let outcome = story.require_only(&[(Code::LinkCount, ROOT)], Progs::Agrees);
+    let outcome = damaged.require_only(&[(Code::LinkCount, ROOT)], Progs::Agrees);
     assert_eq!(paths(&outcome), ["/".to_owned()].into());
+}
+
+#[test]
+fn a_subvolume_without_a_root_directory() {
+    let Some(judges) = judges::require() else { return };
+    let damaged = DamagedInodes::new(&judges);
+    damaged.edit(inode_key(ROOT), |items, _| remove(items, |key, _| key.objectid == ROOT));
+    let outcome = checked(damaged.volume.disks());
+    let place = BtrfsFindingPlace::Inode { subvolume: TreeId::FS, ino: ROOT };
+    let found: BTreeSet<_> =
+        outcome.findings.iter().map(|finding| (finding.code, finding.place)).collect();
+    assert!(found.contains(&(Code::MissingInode, place)), "{}", show(&outcome));
+    assert!(progs_complaints(damaged.volume.disks()).is_some());
 }
 
 /// Whatever block of a subvolume is lost: what is missing may have been in it, so nothing is said

@@ -45,6 +45,11 @@ fn pieces(path: &Path, count: u64) {
     file.sync_all().expect("it is stored");
 }
 
+fn shorten(path: &Path) {
+    let file = File::options().write(true).open(path).expect("it opens");
+    file.set_len(1 << 22).expect("it is cut");
+}
+
 fn btrfs(words: &[&str], path: &Path) {
     let output = command("btrfs").args(words).arg(path).output().expect("btrfs runs");
     assert!(output.status.success(), "btrfs {words:?}: {output:?}");
@@ -58,14 +63,7 @@ fn work(root: &Path, is_over: &AtomicBool) {
         let steps: [&dyn Fn(); 6] = [
             &|| subvolumes::snapshot(&path, &again, false),
             &|| btrfs(&["balance", "start", "--full-balance"], root),
-            &|| {
-                File::options()
-                    .write(true)
-                    .open(path.join("pieces"))
-                    .unwrap()
-                    .set_len(1 << 22)
-                    .unwrap()
-            },
+            &|| shorten(&path.join("pieces")),
             &|| std::fs::remove_file(path.join("pieces")).unwrap(),
             &|| pieces(&path.join("pieces"), 1000),
             &|| btrfs(&["subvolume", "delete"], &again),

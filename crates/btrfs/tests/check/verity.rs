@@ -30,10 +30,10 @@ fn verity_items(ino: u64) -> LeafItems {
 fn items_of_verity() {
     let Some(judges) = judges::require() else { return };
     let disks = Recipe::new().mib(256).fill(fill).make(&judges);
-    let damage = |change: &dyn Fn(&mut LeafItems, &mut InodeItem), is_sound: bool| {
-        let story = DamagedInodes { volume: DamagedVolume::of(disks.copy(&judges)) };
-        let ino = story.ino("file");
-        story.edit(inode_key(ino), |items, slot| {
+    let judge = |change: &dyn Fn(&mut LeafItems, &mut InodeItem), is_sound: bool| {
+        let damaged = DamagedInodes { volume: DamagedVolume::of(disks.copy(&judges)) };
+        let ino = damaged.ino("file");
+        damaged.edit(inode_key(ino), |items, slot| {
             let mut new = verity_items(ino);
             let inode = inode_of(items, slot);
             inode.flags = (inode.flags.get() | inode_flags::VERITY).into();
@@ -41,24 +41,24 @@ fn items_of_verity() {
             insert(items, new);
         });
         let expected = [(Code::Verity, ino)];
-        story.require_only(if is_sound { &[] } else { &expected }, Progs::SeesNothing);
+        damaged.require_only(if is_sound { &[] } else { &expected }, Progs::SeesNothing);
     };
-    damage(&|_, _| {}, true);
+    judge(&|_, _| {}, true);
     for missing in 0..4 {
-        damage(
+        judge(
             &|items, _| {
                 items.remove(missing);
             },
             false,
         );
     }
-    damage(&|items, _| items.clear(), false);
-    damage(&|items, _| items[1].1[9] ^= 1, false);
-    damage(&|items, _| items[1].1.truncate(200), false);
-    damage(&|items, _| items[3].0.offset += 1, false);
-    damage(&|_, inode| inode.flags = 0.into(), false);
+    judge(&|items, _| items.clear(), false);
+    judge(&|items, _| items[1].1[9] ^= 1, false);
+    judge(&|items, _| items[1].1.truncate(200), false);
+    judge(&|items, _| items[3].0.offset += 1, false);
+    judge(&|_, inode| inode.flags = 0.into(), false);
     // A crash while it was enabled.
-    damage(
+    judge(
         &|items, inode| {
             inode.flags = 0.into();
             let orphan = 0u64.wrapping_sub(5);
