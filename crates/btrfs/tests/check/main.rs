@@ -13,6 +13,7 @@ mod live;
 mod members;
 #[path = "../../../btrfs-format/tests/mutation/mod.rs"]
 mod mutation;
+mod quota;
 mod sound;
 mod subvolumes;
 mod verity;
