@@ -135,7 +135,9 @@ impl Reach<'_, '_> {
                     break;
                 }
                 let node_size = self.volume.node_size();
-                blocks.iter().for_each(|block| self.count(block.set(), node_size));
+                for block in &blocks {
+                    self.count(block.set(), node_size);
+                }
                 cores::for_each(blocks.len(), &|index| {
                     let Some(block) = blocks.get(index) else { return };
                     if let Err(error) = self.visit(block, level) {
@@ -154,7 +156,9 @@ impl Reach<'_, '_> {
             if extents.is_empty() {
                 return Ok(());
             }
-            extents.iter().for_each(|extent| self.count(extent.set(), extent.detail));
+            for extent in &extents {
+                self.count(extent.set(), extent.detail);
+            }
             self.volume.require_going_on()?;
         }
     }

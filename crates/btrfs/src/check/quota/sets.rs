@@ -192,7 +192,9 @@ mod tests {
             let mut bytes = HashMap::<SetId, u64>::new();
             for (set, id) in &all {
                 *bytes.entry(*id).or_default() += 3;
-                set.iter().for_each(|member| *expected.entry(*member).or_default() += 3);
+                for member in set {
+                    *expected.entry(*member).or_default() += 3;
+                }
             }
             assert_eq!(sets.spread(&bytes), expected);
         }

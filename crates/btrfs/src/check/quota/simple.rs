@@ -51,11 +51,11 @@ impl OwnedBlocks {
 /// The numbers of all groups; `None` when not all extent items can be read.
 pub(super) fn computed(
     volume: &CheckedVolume<'_>,
-    owned: &OwnedBlocks,
+    blocks: &OwnedBlocks,
     groups: &QuotaGroups,
 ) -> Option<BTreeMap<QgroupId, GroupBytes>> {
-    let since = owned.enabled_in?;
-    let mut bytes = owned.bytes.lock().clone();
+    let since = blocks.enabled_in?;
+    let mut bytes = blocks.bytes.lock().clone();
     let extents = volume.tree(TreeId::EXTENT)?;
     let walked = volume.each_item(extents, KeyRange::ALL, &mut |key, data| {
         if key.item_type == ItemType::EXTENT_ITEM
