@@ -25,6 +25,7 @@ mod marks;
 mod members;
 mod open;
 mod paths;
+mod quota;
 mod reference;
 mod sort;
 mod subvolumes;
@@ -134,6 +135,7 @@ pub(crate) fn check_at(
     let extents = groups::check(&walk, &walked)?;
     subvolumes::check(&volume)?;
     log::check(&volume)?;
+    quota::check(&walk, &walked)?;
     drop(walk);
     volume.require_going_on()?;
     volume.note_reports();

@@ -32,6 +32,7 @@ use quick_cache::sync::Cache;
 use super::addresses::AddressSet;
 use super::inodes::{self, SubtreeSummary};
 use super::marks::BlockMarks;
+use super::quota::OwnedBlocks;
 use super::reference::{DataUse, ReferenceHolder, ReferenceRecord, ReferenceTarget};
 use super::sort::Sorter;
 use super::volume::{CheckedVolume, KeyRange, root_of};
@@ -53,7 +54,7 @@ pub(super) struct WalkedTree {
     pub(super) root: TreeRoot,
     /// The progress of the removal of a deleted subvolume: all pointers in front of this key, in
     /// nodes of at least this level, were given up.
-    dropped: Option<(Key, u8)>,
+    pub(super) dropped: Option<(Key, u8)>,
     /// Whether its items are those of a subvolume, and none of them was given up.
     pub(super) has_inodes: bool,
 }
@@ -73,6 +74,7 @@ pub(super) struct Walk<'w, 'c> {
     blocks: AtomicU64,
     pub(super) references: Sorter<ReferenceRecord>,
     pub(super) uses: Sorter<DataUse>,
+    pub(super) owned: OwnedBlocks,
     summaries: Cache<u64, Arc<SubtreeSummary>>,
     /// The error that ended the walk.
     failure: Mutex<Option<offshoot_vfs::Error>>,
@@ -119,6 +121,7 @@ impl<'w, 'c> Walk<'w, 'c> {
             blocks: AtomicU64::new(0),
             references: Sorter::new(bounds.to_vec(), quarter, &scratch),
             uses: Sorter::new(bounds.to_vec(), quarter, &scratch),
+            owned: OwnedBlocks::of(volume),
             summaries: Cache::new(KEPT_SUMMARIES),
             failure: Mutex::new(None),
             damaged: Mutex::default(),
@@ -322,6 +325,7 @@ impl<'w, 'c> Walk<'w, 'c> {
         let is_first = self.visited.insert(Logical(block.header().bytenr.get()));
         if is_first {
             self.blocks.fetch_add(1, Ordering::Relaxed);
+            self.owned.add(block.header(), self.volume.node_size());
             self.volume.progress(self.volume.node_size());
         }
         is_first

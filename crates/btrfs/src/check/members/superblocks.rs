@@ -182,15 +182,15 @@ fn report(
 
 /// The place and age of a root.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct BackupRoot {
+struct RememberedRoot {
     logical: u64,
     generation: Generation,
     level: u8,
 }
 
 /// The roots in a backup.
-fn roots_of(backup: &RootBackup) -> [(TreeId, BackupRoot); 6] {
-    let root = |logical: u64, generation: u64, level| BackupRoot {
+fn roots_of(backup: &RootBackup) -> [(TreeId, RememberedRoot); 6] {
+    let root = |logical: u64, generation: u64, level| RememberedRoot {
         logical,
         generation: Generation(generation),
         level,
@@ -227,14 +227,14 @@ fn check_backup(volume: &CheckedVolume<'_>) {
                 _ => volume.tree(id),
             };
             let Some(root) = root else { continue };
-            let expected = BackupRoot {
+            let expected = RememberedRoot {
                 logical: root.logical.0,
                 generation: root.generation,
                 level: root.level,
             };
             if expected != found {
-                let shown = |root: BackupRoot| {
-                    let BackupRoot { logical, generation, level } = root;
+                let shown = |root: RememberedRoot| {
+                    let RememberedRoot { logical, generation, level } = root;
                     format!("{logical} of generation {generation} and level {level}")
                 };
                 let what = format!("the backup of the root of tree {id}");

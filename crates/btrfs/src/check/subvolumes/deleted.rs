@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use offshoot_btrfs_format::TreeId;
 
-use super::roots::{RootTreeItems, StoredRoot};
+use super::roots::{ListedRoot, RootTreeItems};
 use crate::block::TreeBlock;
 use crate::check::finding::{BtrfsFindingCode, BtrfsFindingPlace};
 use crate::check::volume::CheckedVolume;
@@ -23,7 +23,7 @@ pub(super) fn check(volume: &CheckedVolume<'_>, items: &RootTreeItems) {
         }
         // As in the kernel, the object id alone tells whether there is progress.
         if root.drop_progress.objectid != 0 && is_possible(volume, root) == Some(false) {
-            let StoredRoot { drop_progress, drop_level, .. } = root;
+            let ListedRoot { drop_progress, drop_level, .. } = root;
             let problem = format!(
                 "the removal ended at {drop_progress} in a node of level {drop_level}, which is not \
                  there"
@@ -35,8 +35,8 @@ pub(super) fn check(volume: &CheckedVolume<'_>, items: &RootTreeItems) {
 
 /// Whether the tree has the pointer at which the removal ended; `None` when the way to it cannot be
 /// read.
-fn is_possible(volume: &CheckedVolume<'_>, root: &StoredRoot) -> Option<bool> {
-    let StoredRoot { root, drop_progress, drop_level, .. } = *root;
+fn is_possible(volume: &CheckedVolume<'_>, root: &ListedRoot) -> Option<bool> {
+    let ListedRoot { root, drop_progress, drop_level, .. } = *root;
     if drop_level == 0 || drop_level > root.level {
         return Some(false);
     }

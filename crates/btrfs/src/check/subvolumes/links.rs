@@ -7,7 +7,7 @@ use std::ops::ControlFlow;
 use offshoot_btrfs_format::dir::{DirItemEntry, dir_entries, name_hash};
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
 
-use super::roots::{RootTreeItems, StoredPlace, SubvolumeLink};
+use super::roots::{LinkPlace, RootTreeItems, SubvolumeLink};
 use crate::check::finding::{BtrfsFindingCode, BtrfsFindingPlace};
 use crate::check::volume::{CheckedVolume, KeyRange};
 use crate::tree::TreeRoot;
@@ -65,13 +65,13 @@ fn check_link(
     }
 }
 
-fn shown(place: &StoredPlace) -> String {
-    let StoredPlace { dir, index, name } = place;
+fn shown(place: &LinkPlace) -> String {
+    let LinkPlace { dir, index, name } = place;
     format!("\"{}\" in inode {dir} with index {index}", name.escape_ascii())
 }
 
 /// Checks both entries of the subvolume `below` in the subvolume with this root.
-fn check_entries(volume: &CheckedVolume<'_>, above: TreeRoot, below: TreeId, place: &StoredPlace) {
+fn check_entries(volume: &CheckedVolume<'_>, above: TreeRoot, below: TreeId, place: &LinkPlace) {
     let keys = [
         Key::new(place.dir, ItemType::DIR_ITEM, name_hash(&place.name)),
         Key::new(place.dir, ItemType::DIR_INDEX, place.index),

@@ -17,7 +17,7 @@ const DEFAULT: &[u8] = b"default";
 /// The items of the root tree that are compared.
 pub(super) struct RootTreeItems {
     /// By number.
-    pub(super) roots: BTreeMap<TreeId, StoredRoot>,
+    pub(super) roots: BTreeMap<TreeId, ListedRoot>,
     /// By the subvolume above and the one below.
     pub(super) links: BTreeMap<(TreeId, TreeId), SubvolumeLink>,
     /// The numbers in orphan items, ascending.
@@ -32,7 +32,7 @@ pub(super) struct RootTreeItems {
 
 /// What the item of a root says.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct StoredRoot {
+pub(super) struct ListedRoot {
     pub(super) root: TreeRoot,
     /// The offset in the key of its item.
     pub(super) offset: u64,
@@ -46,7 +46,7 @@ pub(super) struct StoredRoot {
     pub(super) received_uuid: [u8; 16],
 }
 
-impl StoredRoot {
+impl ListedRoot {
     /// The key of its item.
     pub(super) fn key(&self) -> Key {
         Key::new(self.root.id.0, ItemType::ROOT_ITEM, self.offset)
@@ -57,14 +57,14 @@ impl StoredRoot {
 #[derive(Clone, Debug, Default)]
 pub(super) struct SubvolumeLink {
     /// The ROOT_REF, which is found from above.
-    pub(super) reference: Option<StoredPlace>,
+    pub(super) reference: Option<LinkPlace>,
     /// The ROOT_BACKREF, which is found from below.
-    pub(super) back_reference: Option<StoredPlace>,
+    pub(super) back_reference: Option<LinkPlace>,
 }
 
 /// Where the entry of a subvolume is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct StoredPlace {
+pub(super) struct LinkPlace {
     /// The inode number of the directory.
     pub(super) dir: u64,
     /// The index of the entry in it.
@@ -92,7 +92,7 @@ impl RootTreeItems {
     }
 
     /// The root of the tree `id`.
-    pub(super) fn root(&self, id: TreeId) -> Option<&StoredRoot> {
+    pub(super) fn root(&self, id: TreeId) -> Option<&ListedRoot> {
         self.roots.get(&id)
     }
 
@@ -102,7 +102,7 @@ impl RootTreeItems {
     }
 
     /// All subvolumes, deleted ones included.
-    pub(super) fn subvolumes(&self) -> impl Iterator<Item = &StoredRoot> {
+    pub(super) fn subvolumes(&self) -> impl Iterator<Item = &ListedRoot> {
         self.roots.values().filter(|root| root.root.id.is_subvolume())
     }
 
@@ -136,7 +136,7 @@ impl RootTreeItems {
     fn add_root(&mut self, key: Key, data: &[u8]) {
         let Ok(item) = RootItem::parse(data) else { return };
         let id = TreeId(key.objectid);
-        let stored = StoredRoot {
+        let stored = ListedRoot {
             root: root_of(id, &item),
             offset: key.offset,
             refs: item.refs.get(),
@@ -151,7 +151,7 @@ impl RootTreeItems {
 }
 
 /// The place in a ROOT_REF or ROOT_BACKREF. One that cannot be parsed is refused with its leaf.
-fn place(data: &[u8]) -> Option<StoredPlace> {
+fn place(data: &[u8]) -> Option<LinkPlace> {
     let RootRef { dirid, sequence, name } = RootRef::parse(data).ok()?;
-    Some(StoredPlace { dir: dirid, index: sequence, name: name.into() })
+    Some(LinkPlace { dir: dirid, index: sequence, name: name.into() })
 }
