@@ -67,6 +67,11 @@ fn check_trees(volume: &CheckedVolume<'_>, items: &RootTreeItems) {
             volume.findings.add(BtrfsFindingCode::MissingTree, place, problem);
         }
     }
+    for &key in &items.strays {
+        let place = BtrfsFindingPlace::Item { tree: TreeId::ROOT, key };
+        let problem = "behind the root of a tree of which there is only one";
+        volume.findings.add(BtrfsFindingCode::RootItem, place, problem);
+    }
     if !items.has_root_dir {
         let key = Key::new(objectid::ROOT_TREE_DIR, ItemType::INODE_ITEM, 0);
         let place = BtrfsFindingPlace::Item { tree: TreeId::ROOT, key };

@@ -8,7 +8,8 @@
 use std::path::PathBuf;
 
 use offshoot_btrfs_format::extent::{
-    EXTENT_FLAG_TREE_BLOCK, ExtentDataRef, InlineRef, ParsedExtent,
+    EXTENT_FLAG_DATA, EXTENT_FLAG_FULL_BACKREF, EXTENT_FLAG_TREE_BLOCK, ExtentDataRef, InlineRef,
+    ParsedExtent,
 };
 use offshoot_btrfs_format::{Generation, ItemType, Key, Logical, TreeId, U32};
 use offshoot_vfs::Result;
@@ -23,6 +24,9 @@ const REFERENCES_AT_ONCE: usize = 32 << 10;
 
 /// The bytes of references in memory while those of one extent go through files.
 const SORT_BYTES: u64 = 8 << 20;
+
+/// The flags of extents.
+const KNOWN_FLAGS: u64 = EXTENT_FLAG_DATA | EXTENT_FLAG_TREE_BLOCK | EXTENT_FLAG_FULL_BACKREF;
 
 /// What follows in the extent tree.
 pub(super) enum ExtentEntry {
@@ -58,6 +62,10 @@ pub(super) struct CheckedExtentItem {
     /// The length of the extent, in bytes.
     pub(super) len: u64,
     pub(super) is_block: bool,
+    /// Whether the references of what a tree block points to name the block.
+    pub(super) has_full_references: bool,
+    /// Flags without a meaning.
+    pub(super) unknown_flags: u64,
     /// The level of a tree block.
     pub(super) level: u64,
     pub(super) generation: Generation,
@@ -257,6 +265,8 @@ impl<'v> ExtentReader<'v> {
         extent.item = Some(CheckedExtentItem {
             len: self.len_of(key),
             is_block,
+            has_full_references: flags & EXTENT_FLAG_FULL_BACKREF != 0,
+            unknown_flags: flags & !KNOWN_FLAGS,
             level,
             generation: Generation(parsed.item.generation.get()),
             refs: parsed.item.refs.get(),

@@ -79,7 +79,13 @@ impl<'v> FreeSpaceCheck<'v> {
     /// Passes over items that belong to no block group. `mkfs.btrfs` leaves those of its first
     /// block groups behind.
     fn skip_to(&mut self, start: u64) {
-        while self.stream.item().is_some_and(|(key, _)| key.objectid < start) {
+        let mut end = 0;
+        while let Some((key, _)) = self.stream.item().filter(|(key, _)| key.objectid < start) {
+            if key.item_type == ItemType::FREE_SPACE_INFO {
+                end = key.objectid.saturating_add(key.offset);
+            } else if key.objectid >= end && self.stream.gap().is_none() {
+                self.wrong_item(key, "free space of no block group");
+            }
             self.stream.advance();
         }
     }

@@ -221,11 +221,31 @@ impl ReferenceCheck<'_> {
             if record.logical() != logical || holder.is_some_and(|(holder, _)| holder != own) {
                 break;
             }
+            if holder.is_none() {
+                self.check_flags(logical, own, item);
+            }
             self.compare_target(logical, record.target(), item);
             holder = Some((own, holder.map_or(0, |(_, count)| count) + 1));
             self.records.next()?;
         }
         Ok(holder)
+    }
+
+    /// Reports flags of an extent item that its first holder rules out. Only blocks of subvolumes
+    /// are shared, so only they have full back references.
+    fn check_flags(&self, logical: Logical, holder: ReferenceHolder, item: &CheckedExtentItem) {
+        let place = BtrfsFindingPlace::Logical(logical);
+        if item.unknown_flags != 0 {
+            let problem = format!("unknown flags {:#x} in its item", item.unknown_flags);
+            self.findings.add(BtrfsFindingCode::ExtentItem, place, problem);
+        }
+        if let ReferenceHolder::Tree(tree) = holder
+            && item.has_full_references
+            && !tree.is_fs_like()
+        {
+            let problem = format!("full back references of a block of {tree}");
+            self.findings.add(BtrfsFindingCode::ExtentItem, place, problem);
+        }
     }
 
     fn compare_target(&self, logical: Logical, target: ReferenceTarget, item: &CheckedExtentItem) {

@@ -20,6 +20,8 @@ pub(super) struct CheckedInode {
     pub(super) item: Option<InodeFacts>,
     /// Whether there are items that only belong to an inode.
     pub(super) has_other_items: bool,
+    /// Whether it is a name of itself, other than `..` of a root directory.
+    pub(super) has_wrong_root_name: bool,
     /// How many names it has, `..` of a root directory included.
     pub(super) names: u64,
     /// The sum of the hashes of its names.
@@ -76,6 +78,7 @@ impl CheckedInode {
             is_cut: false,
             item: None,
             has_other_items: false,
+            has_wrong_root_name: false,
             names: 0,
             name_sum: 0,
             entries: EntryItems::default(),
@@ -119,7 +122,9 @@ impl CheckedInode {
         self.has_other_items = true;
         self.names += 1;
         // The name `..` of a root directory has no entry.
-        if parent != self.ino {
+        if parent == self.ino {
+            self.has_wrong_root_name |= index != 0 || name != b"..";
+        } else {
             let hash = name_hash(parent, index, self.ino, name);
             self.name_sum = self.name_sum.wrapping_add(hash);
         }
@@ -164,6 +169,7 @@ impl CheckedInode {
         self.is_cut |= right.is_cut;
         self.item = self.item.or(right.item);
         self.has_other_items |= right.has_other_items;
+        self.has_wrong_root_name |= right.has_wrong_root_name;
         self.names += right.names;
         self.name_sum = self.name_sum.wrapping_add(right.name_sum);
         self.entries.append(right.entries);
@@ -195,6 +201,8 @@ pub(super) struct ExtentItems {
     pub(super) overlap: Option<u64>,
     /// The first of them that is damaged.
     pub(super) damaged: Option<u64>,
+    /// Whether some are compressed.
+    pub(super) are_compressed: bool,
     pub(super) inline: Option<InlineExtentSize>,
 }
 
@@ -228,7 +236,8 @@ impl ExtentItems {
                 num_bytes
             }
         };
-        if len == 0 {
+        self.are_compressed |= extent.compression != Compression::None;
+        if len == 0 || extent.generation > rules.newest || !fits(&extent) {
             self.damaged.get_or_insert(offset);
         }
         self.extend(offset, offset.saturating_add(len));
@@ -256,6 +265,7 @@ impl ExtentItems {
         self.gap = self.gap.or(right.gap);
         self.overlap = self.overlap.or(right.overlap);
         self.damaged = self.damaged.or(right.damaged);
+        self.are_compressed |= right.are_compressed;
         self.inline = self.inline.or(right.inline);
     }
 
@@ -269,6 +279,20 @@ impl ExtentItems {
         match self.range {
             Some((0, end)) => self.gap.unwrap_or(end),
             _ => 0,
+        }
+    }
+}
+
+/// Whether the numbers of an extent that readers do not use are right, too: its range lies in what
+/// it has before compression, and nothing that was allocated in advance is compressed.
+fn fits(extent: &FileExtent<'_>) -> bool {
+    match extent.body {
+        FileExtentBody::Inline(_) => true,
+        FileExtentBody::Hole { num_bytes } => num_bytes <= extent.ram_bytes,
+        FileExtentBody::Extent { offset, num_bytes, is_preallocated, .. } => {
+            let is_inside =
+                offset.checked_add(num_bytes).is_some_and(|end| end <= extent.ram_bytes);
+            is_inside && !(is_preallocated && extent.compression != Compression::None)
         }
     }
 }

@@ -11,9 +11,9 @@
 //!    may lead to no inode.
 //! 5. The kernel once stored the target of a symbolic link with a zero byte behind it.
 
-use offshoot_btrfs_format::Ino;
 use offshoot_btrfs_format::inode::inode_flags;
 use offshoot_btrfs_format::superblock::Incompat;
+use offshoot_btrfs_format::{Generation, Ino};
 use offshoot_vfs::FileType;
 
 use super::super::finding::BtrfsFindingCode;
@@ -26,16 +26,20 @@ pub(super) struct InodeRules {
     sector_size: u64,
     /// Whether a range of a file without data needs no extent.
     has_no_holes: bool,
+    /// The newest generation that an extent may have.
+    pub(super) newest: Generation,
 }
 
 impl InodeRules {
     pub(super) fn of(volume: &CheckedVolume<'_>) -> Self {
         let has_no_holes = volume.superblock().incompat.has(Incompat::NO_HOLES);
-        Self::new(volume.sector_size(), has_no_holes)
+        // The kernel may write an extent in the transaction that follows the commit.
+        let newest = Generation(volume.superblock().generation.0.saturating_add(1));
+        Self { newest, ..Self::new(volume.sector_size(), has_no_holes) }
     }
 
     pub(super) const fn new(sector_size: u64, has_no_holes: bool) -> Self {
-        Self { sector_size, has_no_holes }
+        Self { sector_size, has_no_holes, newest: Generation(u64::MAX) }
     }
 
     /// `bytes`, rounded up to whole sectors.
@@ -81,6 +85,7 @@ pub(super) fn judge(rules: InodeRules, inode: &CheckedInode, findings: &mut Vec<
     let mut judge = InodeJudge { rules, inode, item, findings };
     judge.links();
     judge.extents();
+    judge.compression();
     judge.verity();
     match item.file_type() {
         None => judge.add(BtrfsFindingCode::Inode, format!("mode {:#o} has no type", item.mode)),
@@ -120,6 +125,10 @@ impl InodeJudge<'_> {
     fn links(&mut self) {
         let links = u64::from(self.item.links);
         self.same(BtrfsFindingCode::LinkCount, "links", self.inode.names, links);
+        if self.inode.has_wrong_root_name {
+            let problem = "it is a name of itself, and that is not `..` with the index 0";
+            self.add(BtrfsFindingCode::Inode, problem);
+        }
     }
 
     fn directory(&mut self) {
@@ -199,6 +208,13 @@ impl InodeJudge<'_> {
         }
         if let Some(offset) = self.inode.extents.damaged {
             let problem = format!("the extent at offset {offset} is empty or damaged");
+            self.add(BtrfsFindingCode::FileExtent, problem);
+        }
+    }
+
+    fn compression(&mut self) {
+        if self.inode.extents.are_compressed && self.item.flags & inode_flags::NODATASUM != 0 {
+            let problem = "compressed extents of a file without checksums";
             self.add(BtrfsFindingCode::FileExtent, problem);
         }
     }

@@ -11,6 +11,7 @@ use offshoot_btrfs_format::superblock::{
 };
 use offshoot_btrfs_format::{Generation, TreeId};
 use offshoot_device::BlockDevice;
+use uuid::Uuid;
 use zerocopy::IntoBytes;
 
 use super::devices::KnownDevices;
@@ -49,6 +50,12 @@ struct Difference<'s> {
 
 /// Checks the superblocks of all members.
 pub(super) fn check(volume: &CheckedVolume<'_>, devices: &KnownDevices) {
+    let item = &volume.superblock().item;
+    if item.stripesize != item.sectorsize {
+        let (code, what) = (BtrfsFindingCode::Superblock, "stripe size");
+        let (expected, found) = (item.sectorsize, item.stripesize);
+        volume.findings.differs(code, BtrfsFindingPlace::Volume, what, expected, found);
+    }
     // Those of a volume that is written are newer than the commit that is checked.
     if volume.is_written {
         return check_backup(volume);
@@ -76,6 +83,7 @@ fn check_member(
             None
         }
     };
+    let fsid_of_device = primary.as_ref().map(|primary| primary.metadata_uuid);
     // A device may be longer than the volume, which has no copy behind its end.
     let end = primary
         .as_ref()
@@ -97,6 +105,13 @@ fn check_member(
         check_primary(volume, place, &primary, devices);
     }
     devices.check_size(volume, member, device.size_bytes());
+    let fsid = devices.get(member.id.0).map(|item| Uuid::from_bytes(item.fsid));
+    if let (Some(found), Some(expected)) = (fsid, fsid_of_device)
+        && found != expected
+    {
+        let what = "filesystem id in the item of the device";
+        volume.findings.differs(BtrfsFindingCode::Member, place, what, expected, found);
+    }
 }
 
 /// Compares a copy with its primary.

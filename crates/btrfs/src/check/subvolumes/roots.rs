@@ -14,6 +14,9 @@ use crate::tree::TreeRoot;
 /// The name of the entry of the default subvolume, in the directory of the root tree.
 const DEFAULT: &[u8] = b"default";
 
+/// The trees that a volume with several of each kind would have more of.
+const SINGLE_TREES: [TreeId; 3] = [TreeId::EXTENT, TreeId::CSUM, TreeId::FREE_SPACE];
+
 /// The items of the root tree that are compared.
 pub(super) struct RootTreeItems {
     /// By number.
@@ -26,6 +29,9 @@ pub(super) struct RootTreeItems {
     pub(super) default: Option<(Key, Key)>,
     /// Whether the directory that names the default subvolume is there.
     pub(super) has_root_dir: bool,
+    /// Items behind the root of a tree of which there is only one. The tools of btrfs take them for
+    /// further roots, and open no such volume.
+    pub(super) strays: Vec<Key>,
     /// Whether all items could be read.
     pub(super) is_whole: bool,
 }
@@ -81,6 +87,7 @@ impl RootTreeItems {
             orphans: Vec::new(),
             default: None,
             has_root_dir: false,
+            strays: Vec::new(),
             is_whole: false,
         };
         let walked = volume.each_item(volume.root_tree(), KeyRange::ALL, &mut |key, data| {
@@ -107,6 +114,10 @@ impl RootTreeItems {
     }
 
     fn add(&mut self, key: Key, data: &[u8]) {
+        let is_single = SINGLE_TREES.iter().any(|tree| tree.0 == key.objectid);
+        if is_single && (key.item_type, key.offset) > (ItemType::ROOT_ITEM, 0) {
+            self.strays.push(key);
+        }
         match key.item_type {
             ItemType::ROOT_ITEM => self.add_root(key, data),
             ItemType::ROOT_REF => {
