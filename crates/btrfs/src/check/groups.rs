@@ -192,6 +192,7 @@ impl GroupsCheck<'_, '_> {
             references: ReferenceCheck {
                 findings: &volume.findings,
                 doubt: &self.doubt,
+                visited: &walk.visited,
                 records: walk.references.take(index)?,
                 node_size: volume.node_size(),
             },

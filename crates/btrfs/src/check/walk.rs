@@ -70,7 +70,8 @@ impl WalkedTree {
 pub(super) struct Walk<'w, 'c> {
     pub(super) volume: &'w CheckedVolume<'c>,
     pub(super) marks: BlockMarks,
-    visited: AddressSet,
+    /// The blocks that were used.
+    pub(super) visited: AddressSet,
     blocks: AtomicU64,
     pub(super) references: Sorter<ReferenceRecord>,
     pub(super) uses: Sorter<DataUse>,

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use offshoot_btrfs_format::{Logical, TreeId};
 use offshoot_vfs::Result;
 
+use super::super::addresses::AddressSet;
 use super::super::finding::{BtrfsFindingCode, BtrfsFindingPlace, Findings};
 use super::super::reference::{ReferenceHolder, ReferenceRecord, ReferenceTarget};
 use super::super::sort::SortedRecords;
@@ -78,6 +79,8 @@ impl UsedExtent {
 pub(super) struct ReferenceCheck<'g> {
     pub(super) findings: &'g Findings,
     pub(super) doubt: &'g Doubt,
+    /// The tree blocks that the walk has used.
+    pub(super) visited: &'g AddressSet,
     pub(super) records: SortedRecords<ReferenceRecord>,
     pub(super) node_size: u64,
 }
@@ -251,6 +254,8 @@ impl ReferenceCheck<'_> {
     fn compare_target(&self, logical: Logical, target: ReferenceTarget, item: &CheckedExtentItem) {
         let place = BtrfsFindingPlace::Logical(logical);
         match target {
+            // A pointer that contradicts its block is a finding already.
+            ReferenceTarget::Block { .. } if !self.visited.contains(logical) => {}
             ReferenceTarget::Block { level, generation } => {
                 if u64::from(level) != item.level {
                     self.item_differs(place, "the level in its item", level, item.level);
