@@ -474,6 +474,39 @@ fn the_reference_of_a_root_directory() {
 }
 
 #[test]
+fn the_name_of_a_root_directory() {
+    let Some(judges) = judges::require() else { return };
+    let damaged = DamagedInodes::new(&judges);
+    damaged.edit(Key::new(ROOT, ItemType::INODE_REF, ROOT), |items, slot| {
+        *items[slot].1.last_mut().expect("a name") = b'-';
+    });
+    damaged.require_only(&[(Code::Inode, ROOT)], Progs::Agrees);
+}
+
+/// Changes the head of the first extent of a large file.
+#[track_caller]
+fn require_bad_extent(change: impl FnOnce(&mut FileExtentHead)) {
+    let Some(judges) = judges::require() else { return };
+    let damaged = DamagedInodes::new(&judges);
+    let ino = damaged.ino("file");
+    damaged.edit(Key::new(ino, ItemType::EXTENT_DATA, 0), |items, slot| {
+        let head = FileExtentHead::mut_from_prefix(&mut items[slot].1).expect("an extent").0;
+        change(head);
+    });
+    damaged.require_only(&[(Code::FileExtent, ino)], Progs::Agrees);
+}
+
+#[test]
+fn an_extent_shorter_than_its_range() {
+    require_bad_extent(|head| head.ram_bytes = 4096.into());
+}
+
+#[test]
+fn an_extent_of_a_later_transaction() {
+    require_bad_extent(|head| head.generation = (1 << 45).into());
+}
+
+#[test]
 fn a_subvolume_without_a_root_directory() {
     let Some(judges) = judges::require() else { return };
     let damaged = DamagedInodes::new(&judges);
