@@ -55,7 +55,7 @@ pub(super) struct WalkedTree {
     /// The progress of the removal of a deleted subvolume: all pointers in front of this key, in
     /// nodes of at least this level, were given up.
     pub(super) dropped: Option<(Key, u8)>,
-    /// Whether its items are those of a subvolume, and none of them was given up.
+    /// Whether its items are those of a subvolume that was not deleted, so that they are judged.
     pub(super) has_inodes: bool,
 }
 
@@ -367,7 +367,8 @@ fn root_references(tree: &WalkedTree) -> GatheredRecords {
 fn walked_tree(id: TreeId, item: &RootItem) -> WalkedTree {
     let progress = item.drop_progress.get();
     let dropped = (progress != Key::MIN).then_some((progress, item.drop_level));
-    let has_inodes = (id.is_subvolume() || id == TreeId::DATA_RELOC) && dropped.is_none();
+    let is_of_inodes = id.is_subvolume() || id == TreeId::DATA_RELOC;
+    let has_inodes = is_of_inodes && dropped.is_none() && !item.is_dead();
     WalkedTree { root: root_of(id, item), dropped, has_inodes }
 }
 

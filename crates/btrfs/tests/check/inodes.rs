@@ -6,9 +6,9 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use offshoot_btrfs::{BtrfsFindingCode as Code, BtrfsFindingPlace, CheckOutcome};
-use offshoot_btrfs_format::dir::{dir_entries, file_type};
+use offshoot_btrfs_format::dir::dir_entries;
 use offshoot_btrfs_format::file_extent::{FileExtentHead, FileExtentTail, extent_type};
-use offshoot_btrfs_format::inode::{InodeItem, inode_flags, inode_refs};
+use offshoot_btrfs_format::inode::{InodeItem, inode_flags};
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_testkit::btrfs::fill::{crowd, directory, handful, subvolumes, sync, write};
 use offshoot_testkit::btrfs::judges::{self, Judges};
@@ -47,7 +47,7 @@ pub(crate) struct DamagedInodes {
 }
 
 impl DamagedInodes {
-    fn new(judges: &Judges) -> Self {
+    pub(crate) fn new(judges: &Judges) -> Self {
         Self::made(judges, Recipe::new().fill(fill))
     }
 
@@ -76,7 +76,7 @@ impl DamagedInodes {
     }
 
     #[track_caller]
-    fn edit_inode(&self, ino: u64, change: impl FnOnce(&mut InodeItem)) -> &Self {
+    pub(crate) fn edit_inode(&self, ino: u64, change: impl FnOnce(&mut InodeItem)) -> &Self {
         self.edit(inode_key(ino), |items, slot| change(inode_of(items, slot)))
     }
 
@@ -118,13 +118,7 @@ pub(crate) fn inode_of(items: &mut LeafItems, slot: usize) -> &mut InodeItem {
     InodeItem::mut_from_bytes(&mut items[slot].1).expect("an inode")
 }
 
-/// Where the file type of the entry called `name` is in an item of entries.
-fn type_offset(data: &[u8], name: &[u8]) -> Option<usize> {
-    let found = data.windows(name.len()).position(|window| window == name)?;
-    found.checked_sub(1)
-}
-
-fn remove(items: &mut LeafItems, is_removed: impl Fn(&Key, &[u8]) -> bool) {
+pub(crate) fn remove(items: &mut LeafItems, is_removed: impl Fn(&Key, &[u8]) -> bool) {
     let before = items.len();
     items.retain(|(key, data)| !is_removed(key, data));
     assert!(items.len() < before, "something is removed");
@@ -137,7 +131,7 @@ pub(crate) fn insert(items: &mut LeafItems, new: impl IntoIterator<Item = (Key, 
 }
 
 /// The paths of the findings.
-fn paths(outcome: &CheckOutcome) -> BTreeSet<String> {
+pub(crate) fn paths(outcome: &CheckOutcome) -> BTreeSet<String> {
     let shown = |path: &Vec<u8>| String::from_utf8(path.clone()).expect("a plain path");
     outcome.findings.iter().filter_map(|finding| finding.path.as_ref().map(shown)).collect()
 }
@@ -347,122 +341,6 @@ fn a_hole_that_is_not_recorded() {
 }
 
 #[test]
-fn an_entry_whose_name_is_gone() {
-    let Some(judges) = judges::require() else { return };
-    let damaged = DamagedInodes::new(&judges);
-    let (ino, other) = (damaged.ino("linked"), damaged.ino("other"));
-    damaged.edit(inode_key(ino), |items, slot| {
-        inode_of(items, slot).nlink = 1.into();
-        remove(items, |key, _| *key == Key::new(ino, ItemType::INODE_REF, other));
-    });
-    let outcome = damaged.require_only(&[(Code::EntryWithoutName, other)], Progs::Agrees);
-    assert_eq!(paths(&outcome), ["/other".to_owned()].into());
-}
-
-#[test]
-fn an_entry_that_leads_to_no_inode() {
-    let Some(judges) = judges::require() else { return };
-    let damaged = DamagedInodes::new(&judges);
-    let (ino, dir) = (damaged.ino("small"), damaged.ino("dir"));
-    damaged.edit(inode_key(ino), |items, _| {
-        remove(items, |key, _| key.objectid == ino);
-    });
-    damaged.require_only(&[(Code::EntryWithoutName, dir)], Progs::Agrees);
-}
-
-#[test]
-fn a_name_whose_entry_is_gone() {
-    let Some(judges) = judges::require() else { return };
-    let damaged = DamagedInodes::new(&judges);
-    let (ino, other) = (damaged.ino("linked"), damaged.ino("other"));
-    damaged.edit(inode_key(other), |items, slot| {
-        inode_of(items, slot).size = 0.into();
-        let is_entry = |key: &Key, _: &[u8]| {
-            key.objectid == other
-                && [ItemType::DIR_ITEM, ItemType::DIR_INDEX].contains(&key.item_type)
-        };
-        remove(items, is_entry);
-    });
-    damaged.require_only(&[(Code::NameWithoutEntry, ino)], Progs::Agrees);
-}
-
-#[test]
-fn a_name_with_another_index_than_its_entry() {
-    let Some(judges) = judges::require() else { return };
-    let damaged = DamagedInodes::new(&judges);
-    let (ino, dir) = (damaged.ino("small"), damaged.ino("dir"));
-    damaged.edit(Key::new(ino, ItemType::INODE_REF, dir), |items, slot| {
-        let data = &mut items[slot].1;
-        let index = inode_refs(dir, data).next().expect("a name").expect("a name").index;
-        data[..8].copy_from_slice(&(index + 100).to_le_bytes());
-    });
-    damaged.require_only(&[(Code::NameWithoutEntry, ino)], Progs::Agrees);
-}
-
-#[test]
-fn a_name_that_differs_from_its_entry() {
-    let Some(judges) = judges::require() else { return };
-    let damaged = DamagedInodes::new(&judges);
-    let (ino, dir) = (damaged.ino("small"), damaged.ino("dir"));
-    damaged.edit(Key::new(ino, ItemType::INODE_REF, dir), |items, slot| {
-        *items[slot].1.last_mut().expect("a name") = b'L';
-    });
-    let expected = [(Code::EntryWithoutName, dir), (Code::NameWithoutEntry, ino)];
-    damaged.require_only(&expected, Progs::Agrees);
-}
-
-#[test]
-fn an_entry_that_is_not_found_by_its_hash() {
-    let Some(judges) = judges::require() else { return };
-    let damaged = DamagedInodes::new(&judges);
-    let dir = damaged.ino("dir");
-    damaged.edit(inode_key(dir), |items, _| {
-        let is_entry = |key: &Key, data: &[u8]| {
-            (key.objectid, key.item_type) == (dir, ItemType::DIR_ITEM) && data.ends_with(b"small")
-        };
-        remove(items, is_entry);
-    });
-    damaged.require_only(&[(Code::EntryItems, dir)], Progs::Agrees);
-}
-
-#[test]
-fn an_entry_with_two_file_types() {
-    let Some(judges) = judges::require() else { return };
-    let damaged = DamagedInodes::new(&judges);
-    let dir = damaged.ino("dir");
-    damaged.edit(inode_key(dir), |items, _| {
-        set_types(items, ItemType::DIR_ITEM, dir, b"small");
-    });
-    damaged.require_only(&[(Code::EntryItems, dir)], Progs::Agrees);
-}
-
-#[test]
-fn an_entry_with_another_file_type_than_its_inode() {
-    let Some(judges) = judges::require() else { return };
-    let damaged = DamagedInodes::new(&judges);
-    let (dir, ino) = (damaged.ino("dir"), damaged.ino("small"));
-    damaged.edit(inode_key(dir), |items, _| {
-        set_types(items, ItemType::DIR_ITEM, dir, b"small");
-        set_types(items, ItemType::DIR_INDEX, dir, b"small");
-    });
-    damaged.require_only(&[(Code::EntryType, ino)], Progs::Agrees);
-}
-
-/// Makes an entry that of a fifo, in the items of one type.
-fn set_types(items: &mut LeafItems, item_type: ItemType, dir: u64, name: &[u8]) {
-    let mut changed = 0;
-    for (key, data) in items {
-        if (key.objectid, key.item_type) == (dir, item_type)
-            && let Some(at) = type_offset(data, name)
-        {
-            data[at] = file_type::FIFO;
-            changed += 1;
-        }
-    }
-    assert_eq!(changed, 1);
-}
-
-#[test]
 fn the_reference_of_a_root_directory() {
     let Some(judges) = judges::require() else { return };
     let damaged = DamagedInodes::new(&judges);
@@ -471,6 +349,39 @@ fn the_reference_of_a_root_directory() {
     });
     let outcome = damaged.require_only(&[(Code::LinkCount, ROOT)], Progs::Agrees);
     assert_eq!(paths(&outcome), ["/".to_owned()].into());
+}
+
+#[test]
+fn the_name_of_a_root_directory() {
+    let Some(judges) = judges::require() else { return };
+    let damaged = DamagedInodes::new(&judges);
+    damaged.edit(Key::new(ROOT, ItemType::INODE_REF, ROOT), |items, slot| {
+        *items[slot].1.last_mut().expect("a name") = b'-';
+    });
+    damaged.require_only(&[(Code::Inode, ROOT)], Progs::Agrees);
+}
+
+/// Changes the head of the first extent of a large file.
+#[track_caller]
+fn require_bad_extent(change: impl FnOnce(&mut FileExtentHead)) {
+    let Some(judges) = judges::require() else { return };
+    let damaged = DamagedInodes::new(&judges);
+    let ino = damaged.ino("file");
+    damaged.edit(Key::new(ino, ItemType::EXTENT_DATA, 0), |items, slot| {
+        let head = FileExtentHead::mut_from_prefix(&mut items[slot].1).expect("an extent").0;
+        change(head);
+    });
+    damaged.require_only(&[(Code::FileExtent, ino)], Progs::Agrees);
+}
+
+#[test]
+fn an_extent_shorter_than_its_range() {
+    require_bad_extent(|head| head.ram_bytes = 4096.into());
+}
+
+#[test]
+fn an_extent_of_a_later_transaction() {
+    require_bad_extent(|head| head.generation = (1 << 45).into());
 }
 
 #[test]

@@ -14,6 +14,7 @@ mod members;
 mod moments;
 #[path = "../../../btrfs-format/tests/mutation/mod.rs"]
 mod mutation;
+mod names;
 mod quota;
 mod sound;
 mod subvolumes;

@@ -237,7 +237,7 @@ impl ExtentItems {
             }
         };
         self.are_compressed |= extent.compression != Compression::None;
-        if len == 0 || extent.generation > rules.newest || !fits(&extent) {
+        if len == 0 || extent.generation > rules.newest || !fits(rules, &extent) {
             self.damaged.get_or_insert(offset);
         }
         self.extend(offset, offset.saturating_add(len));
@@ -284,10 +284,11 @@ impl ExtentItems {
 }
 
 /// Whether the numbers of an extent that readers do not use are right, too: its range lies in what
-/// it has before compression, and nothing that was allocated in advance is compressed.
-fn fits(extent: &FileExtent<'_>) -> bool {
+/// it has before compression, and nothing that was allocated in advance is compressed. Only what
+/// fits into a sector is in an item itself.
+fn fits(rules: InodeRules, extent: &FileExtent<'_>) -> bool {
     match extent.body {
-        FileExtentBody::Inline(_) => true,
+        FileExtentBody::Inline(_) => extent.ram_bytes <= rules.sector_size,
         FileExtentBody::Hole { num_bytes } => num_bytes <= extent.ram_bytes,
         FileExtentBody::Extent { offset, num_bytes, is_preallocated, .. } => {
             let is_inside =

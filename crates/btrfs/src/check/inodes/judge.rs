@@ -23,7 +23,7 @@ use super::items::{CheckedInode, InodeFacts};
 /// What a volume demands of inodes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct InodeRules {
-    sector_size: u64,
+    pub(super) sector_size: u64,
     /// Whether a range of a file without data needs no extent.
     has_no_holes: bool,
     /// The newest generation that an extent may have.
