@@ -325,7 +325,7 @@ impl<'v> FreeSpaceCheck<'v> {
 }
 
 /// The first run of ones from bit `from` on, among the first `bits` of a bitmap.
-fn next_run(bitmap: &[u8], from: u64, bits: u64) -> Option<Range<u64>> {
+pub(super) fn next_run(bitmap: &[u8], from: u64, bits: u64) -> Option<Range<u64>> {
     let start = next_bit(bitmap, from, bits, true);
     (start < bits).then(|| start..next_bit(bitmap, start, bits, false))
 }
