@@ -214,7 +214,7 @@ impl GroupsCheck<'_, '_> {
         let keys = KeyRange::of_objects(range.start, range.end);
         let stream = ItemStream::new(volume, tree, keys);
         let check = FreeSpaceCheck::new(&volume.findings, stream, volume.sector_size());
-        Some(FreeSpaceRecord::Tree(check))
+        Some(FreeSpaceRecord::Tree(Box::new(check)))
     }
 
     fn checksum_check(

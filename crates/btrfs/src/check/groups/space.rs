@@ -37,7 +37,7 @@ impl CheckedGroup {
 /// Where a volume keeps what is free.
 pub(super) enum FreeSpaceRecord<'v> {
     /// In the free-space tree.
-    Tree(FreeSpaceCheck<'v>),
+    Tree(Box<FreeSpaceCheck<'v>>),
     /// In space caches (version 1).
     Cache(SpaceCacheCheck<'v>),
 }
