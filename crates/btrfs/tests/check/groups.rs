@@ -18,7 +18,7 @@ use offshoot_testkit::btrfs::recipe::Recipe;
 use offshoot_testkit::run::run;
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::common::{DamagedVolume, Progs, checked, progs_complaints, show};
+use crate::common::{DamagedVolume, Progs, checked, progs_complaints, require_sound, show};
 
 /// The contents of a file that a test finds in the image.
 const MARKER: &[u8; 32] = b"the data that a test will damage";
@@ -32,13 +32,13 @@ fn files(root: &Path) {
         File::create(root.join(format!("empty-{number:0100}"))).unwrap();
     }
     let marked = MARKER.repeat(2048);
-    for (name, bytes) in [("marked", &marked[..]), ("first", &[1; 40_000]), ("second", &[2; 9000])]
+    for (name, bytes) in [("marked", marked), ("first", vec![1; 40_000]), ("second", vec![2; 9000])]
     {
         std::fs::write(root.join(name), bytes).unwrap();
     }
     std::fs::create_dir(root.join("in-place")).unwrap();
     run("chattr", &["+C", root.join("in-place").to_str().unwrap()]);
-    std::fs::write(root.join("in-place/file"), [3; 30_000]).unwrap();
+    std::fs::write(root.join("in-place/file"), vec![3; 30_000]).unwrap();
     run("fallocate", &["-l", "200000", root.join("preallocated").to_str().unwrap()]);
     run("sync", &["-f", root.to_str().unwrap()]);
     let (from, to) = (root.join("first"), root.join("clone"));
@@ -452,11 +452,79 @@ fn unmerged_free_space() {
     assert_eq!(only(&outcome).place, place);
 }
 
+/// Many small files, of which every second one is gone: so many free ranges that the kernel stores
+/// them as bitmaps.
+fn holes(root: &Path) {
+    let name = |number| root.join(format!("file-{number}"));
+    for number in 0..3000 {
+        std::fs::write(name(number), vec![6; 4096]).unwrap();
+    }
+    run("sync", &["-f", root.to_str().unwrap()]);
+    for number in (0..3000).step_by(2) {
+        std::fs::remove_file(name(number)).unwrap();
+    }
+}
+
+#[test]
+fn lost_space_in_a_bitmap() {
+    let recipe = recipe().fill(holes);
+    let Some(judges) = judges::require() else { return };
+    let disks = recipe.make(&judges);
+    require_sound(&disks);
+    let volume = DamagedVolume::of(disks);
+    let mut address = 0;
+    let is_bitmap = |key: Key, data: &[u8]| {
+        key.item_type == ItemType::FREE_SPACE_BITMAP && data.contains(&0xff)
+    };
+    volume.edit(TreeId::FREE_SPACE, is_bitmap, |items, slot| {
+        let (key, data) = &mut items[slot];
+        // The last bit of the first run that ends with a byte: the count stays.
+        let at = data.windows(2).position(|two| two[0] == 0xff && two[1] & 1 == 0);
+        let at = at.expect("a run ends there");
+        data[at] = 0x7f;
+        address = key.objectid + (at as u64 * 8 + 7) * SECTOR;
+    });
+    let outcome = volume.require(BtrfsFindingCode::LostSpace, Progs::Agrees);
+    assert_eq!(only(&outcome).place, BtrfsFindingPlace::Logical(Logical(address)));
+}
+
+/// A subvolume that is being removed when the volume is unmounted is sound in every state.
+#[test]
+fn half_removed_subvolumes() {
+    fn crowd(root: &Path) {
+        let subvolume = root.join("crowd");
+        run("btrfs", &["subvolume", "create", subvolume.to_str().unwrap()]);
+        for number in 0..20_000 {
+            let path = subvolume.join(format!("a file with a long name {number:060}"));
+            std::fs::write(path, number.to_string()).unwrap();
+        }
+        let copy = root.join("copy");
+        let paths = [subvolume.to_str().unwrap(), copy.to_str().unwrap()];
+        run("btrfs", &["subvolume", "snapshot", paths[0], paths[1]]);
+        for number in (0..20_000).step_by(100) {
+            let path = copy.join(format!("a file with a long name {number:060}"));
+            std::fs::write(path, "changed").unwrap();
+        }
+        run("btrfs", &["subvolume", "delete", "-c", paths[0], paths[1]]);
+    }
+    let Some(judges) = judges::require() else { return };
+    let disks = recipe().mkfs("-n 4096").fill(crowd).make(&judges);
+    for _ in 0..4 {
+        require_sound(&disks);
+        // The kernel goes on with the removal until this is unmounted.
+        drop(disks.mount("noatime"));
+    }
+    require_sound(&disks);
+}
+
 #[test]
 fn space_cache() {
     // The kernel keeps caches of block groups of 100 MiB and more.
     let recipe = recipe().mib(2048).mkfs("-O ^free-space-tree").mount("space_cache=v1");
-    let Some(volume) = volume_of(&recipe) else { return };
+    let Some(judges) = judges::require() else { return };
+    let disks = recipe.make(&judges);
+    require_sound(&disks);
+    let volume = DamagedVolume::of(disks);
     let mut address = 0;
     let is_cache = |key: Key, data: &[u8]| {
         key.item_type == ItemType::UNTYPED && data.len() == size_of::<FreeSpaceHeader>()
