@@ -488,6 +488,30 @@ fn lost_space_in_a_bitmap() {
     assert_eq!(only(&outcome).place, BtrfsFindingPlace::Logical(Logical(address)));
 }
 
+/// A leaf that cannot be read is one finding: what it may have had is not missed elsewhere.
+#[test]
+fn what_cannot_be_read_is_not_missed() {
+    fn many(root: &Path) {
+        for number in 0..2500 {
+            std::fs::write(root.join(format!("file-{number}")), vec![5; 8000]).unwrap();
+        }
+        run("sync", &["-f", root.to_str().unwrap()]);
+        for number in (0..2500).step_by(3) {
+            std::fs::remove_file(root.join(format!("file-{number}"))).unwrap();
+        }
+    }
+    let Some(judges) = judges::require() else { return };
+    let disks = recipe().mkfs("-n 4096 -m single").fill(many).make(&judges);
+    for tree in [TreeId::FS, TreeId::EXTENT, TreeId::FREE_SPACE, TreeId::CSUM] {
+        let volume = DamagedVolume::of(disks.copy(&judges));
+        volume.break_leaf(tree);
+        let outcome = checked(volume.disks());
+        let is_block = |finding: &BtrfsFinding| finding.code == BtrfsFindingCode::TreeBlock;
+        let is_one = !outcome.findings.is_empty() && outcome.findings.iter().all(is_block);
+        assert!(is_one, "{tree}: {}", show(&outcome));
+    }
+}
+
 /// A subvolume that is being removed when the volume is unmounted is sound in every state.
 #[test]
 fn half_removed_subvolumes() {
