@@ -50,7 +50,6 @@ mod refs;
 mod relocate;
 mod roots;
 mod signal;
-mod stripe_tree;
 #[cfg(test)]
 mod tests;
 mod writeout;

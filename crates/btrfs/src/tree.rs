@@ -11,6 +11,7 @@
 //!    disjoint: a walk meets each block once, and its keys only ascend.
 
 mod descent;
+mod stripe_tree;
 mod write;
 
 use std::ops::Range;
@@ -23,6 +24,7 @@ use offshoot_vfs::{Error, Result, Structure};
 
 use crate::block::{HeldBlock, TreeBlock};
 use descent::Descent;
+pub(crate) use stripe_tree::recorded_segment;
 pub(crate) use write::{ItemEdit, OwnedTree, TreeWriter, share_root};
 pub use write::{Latching, UnlockTime};
 

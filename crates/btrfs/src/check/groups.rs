@@ -14,6 +14,7 @@
 //! What could not be read is no finding of its own here: an extent without references, say, may
 //! be referred to from a bad block ([`references::Doubt`]).
 
+mod cache;
 mod checksums;
 mod extents;
 mod free_space;
@@ -36,11 +37,12 @@ use super::finding::{BtrfsFindingCode, BtrfsFindingPlace};
 use super::volume::{CheckedVolume, KeyRange};
 use super::walk::{Walk, WalkedVolume};
 use crate::tree::TreeRoot;
+use cache::SpaceCacheCheck;
 use checksums::{ChecksumCheck, UseCheck};
 use extents::{CheckedExtent, ExtentEntry, ExtentReader};
 use free_space::FreeSpaceCheck;
 use references::{Doubt, ReferenceCheck, UsedExtent};
-use space::{SpaceCheck, SpaceTotals};
+use space::{FreeSpaceRecord, SpaceCheck, SpaceTotals};
 use stream::ItemStream;
 use verify::BadData;
 
@@ -203,11 +205,16 @@ impl GroupsCheck<'_, '_> {
         .run(&range)
     }
 
-    fn free_space(&self, range: &Range<u64>) -> Option<FreeSpaceCheck<'_>> {
+    fn free_space(&self, range: &Range<u64>) -> Option<FreeSpaceRecord<'_>> {
         let volume = self.walk.volume;
+        let Some(tree) = self.free else {
+            let in_use = cache::are_in_use(volume);
+            return in_use.then(|| FreeSpaceRecord::Cache(SpaceCacheCheck::new(volume)));
+        };
         let keys = KeyRange::of_objects(range.start, range.end);
-        let stream = ItemStream::new(volume, self.free?, keys);
-        Some(FreeSpaceCheck::new(&volume.findings, stream, volume.sector_size()))
+        let stream = ItemStream::new(volume, tree, keys);
+        let check = FreeSpaceCheck::new(&volume.findings, stream, volume.sector_size());
+        Some(FreeSpaceRecord::Tree(Box::new(check)))
     }
 
     fn checksum_check(
@@ -322,7 +329,11 @@ impl PartitionCheck<'_> {
         self.references.compare(extent, item, reader.references())?;
         self.data_extents += u64::from(!item.is_block);
         let is_of_chunk_tree = used.and_then(|used| used.is_of_chunk_tree);
-        let own = UsedExtent { len: item.len, is_data: !item.is_block, is_of_chunk_tree };
+        let is_data = !item.is_block;
+        // The space is in use as far as the trees say it, whatever the item says.
+        let used = used.filter(|used| used.is_data == is_data);
+        let len = used.map_or(item.len, |used| used.len);
+        let own = UsedExtent { len, is_data, is_of_chunk_tree };
         self.add(extent.start, own, true)
     }
 

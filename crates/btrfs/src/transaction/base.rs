@@ -5,12 +5,12 @@ use offshoot_btrfs_format::superblock::Superblock;
 use offshoot_btrfs_format::{Key, Logical, TreeId};
 use offshoot_vfs::{Errno, Error, Result};
 
-use super::{LiveVolume, RootCache, newest, stripe_tree, tree_root};
+use super::{LiveVolume, RootCache, newest, tree_root};
 use crate::block::BlockCache;
 use crate::report::VolumeReport;
 use crate::space::Roots;
 use crate::storage::{MappedChunk, Member, ReadSegment, Storage, StorageTrees};
-use crate::tree::{Cursor, TreeRoot};
+use crate::tree::{Cursor, TreeRoot, recorded_segment};
 
 /// The base of all rooms above: the devices, the blocks and the trees of a volume, as the last
 /// commit and the transactions since left them.
@@ -156,7 +156,7 @@ impl StorageTrees for Base {
         len: u64,
     ) -> Result<Option<ReadSegment>> {
         let tree = self.stripe_tree.filter(|_| mapped.chunk.flags.is_in_stripe_tree());
-        tree.map(|tree| stripe_tree::recorded_segment(self, tree, mapped, logical, len)).transpose()
+        tree.map(|tree| recorded_segment(self, tree, mapped, logical, len)).transpose()
     }
 
     fn has_newest_commit(&self, index: usize) -> Result<bool> {

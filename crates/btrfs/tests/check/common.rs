@@ -92,6 +92,20 @@ impl DamagedVolume {
         self
     }
 
+    /// Breaks the checksum of the second leaf of the tree `owner`, or of its only one, in all
+    /// copies.
+    #[track_caller]
+    pub(crate) fn break_leaf(&self, owner: TreeId) {
+        let is_leaf = |bytes: &[u8]| header(bytes).level == 0 && header(bytes).owner() == owner;
+        let leaves = self.target.blocks.iter().filter(|block| is_leaf(&block.bytes));
+        let block = leaves.take(2).last().expect("the tree has a leaf");
+        let mut bytes = block.bytes.clone();
+        bytes[200] ^= 1;
+        for &(member, offset) in &block.places {
+            self.write(member, offset, &bytes);
+        }
+    }
+
     /// Changes all superblocks of a member.
     pub(crate) fn edit_superblocks(&self, member: usize, change: impl Fn(&mut [u8])) -> &Self {
         SUPERBLOCK_OFFSETS.iter().for_each(|&at| self.edit_superblock(member, at, &change));

@@ -6,6 +6,7 @@
 mod common;
 #[path = "../hostile/damage.rs"]
 mod damage;
+mod groups;
 #[path = "../hostile/image.rs"]
 mod image;
 mod inodes;

@@ -244,7 +244,7 @@ impl<'v> UseCheck<'v> {
                         self.note(BtrfsFindingCode::ExtraChecksum, self.plain, range);
                     }
                     if is_extent {
-                        self.tell_unused_bad(summed_end..next);
+                        self.tell_unused_bad(plain_end..next);
                     }
                 }
             }

@@ -325,7 +325,7 @@ impl<'v> FreeSpaceCheck<'v> {
 }
 
 /// The first run of ones from bit `from` on, among the first `bits` of a bitmap.
-fn next_run(bitmap: &[u8], from: u64, bits: u64) -> Option<Range<u64>> {
+pub(super) fn next_run(bitmap: &[u8], from: u64, bits: u64) -> Option<Range<u64>> {
     let start = next_bit(bitmap, from, bits, true);
     (start < bits).then(|| start..next_bit(bitmap, start, bits, false))
 }
@@ -367,7 +367,8 @@ mod tests {
                 })
                 .collect();
             let bits = 300 + random.below(21);
-            let is_one = |bit: &u64| bitmap[*bit as usize / 8] & (1 << (bit % 8)) != 0;
+            let byte = |bit: u64| bitmap[usize::try_from(bit / 8).unwrap()];
+            let is_one = |bit: &u64| byte(*bit) & (1 << (bit % 8)) != 0;
             let expected: Vec<_> = (0..bits).filter(is_one).collect();
             let (mut found, mut at) = (Vec::new(), 0);
             while let Some(run) = next_run(&bitmap, at, bits) {

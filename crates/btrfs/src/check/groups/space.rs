@@ -11,6 +11,7 @@ use offshoot_btrfs_format::chunk::{BlockGroupFlags, Chunk};
 
 use super::super::finding::{BtrfsFindingCode, BtrfsFindingPlace};
 use super::super::volume::CheckedVolume;
+use super::cache::SpaceCacheCheck;
 use super::free_space::FreeSpaceCheck;
 use super::items::GroupItem;
 use super::references::UsedExtent;
@@ -33,6 +34,48 @@ impl CheckedGroup {
     }
 }
 
+/// Where a volume keeps what is free.
+pub(super) enum FreeSpaceRecord<'v> {
+    /// In the free-space tree.
+    Tree(Box<FreeSpaceCheck<'v>>),
+    /// In space caches (version 1).
+    Cache(SpaceCacheCheck<'v>),
+}
+
+impl FreeSpaceRecord<'_> {
+    /// Begins a block group, with the ranges of it that are never allocated.
+    fn begin(&mut self, group: Range<u64>, left_out: Vec<Range<u64>>) {
+        match self {
+            Self::Tree(check) => check.begin(group, left_out),
+            Self::Cache(check) => check.begin(group, left_out),
+        }
+    }
+
+    /// Compares a range that no extent of the group has. The ranges ascend.
+    fn expect(&mut self, range: Range<u64>) {
+        match self {
+            Self::Tree(check) => check.expect(range),
+            Self::Cache(check) => check.expect(range),
+        }
+    }
+
+    /// Passes over a range of which it is not known what is free.
+    fn skip(&mut self, range: Range<u64>) {
+        match self {
+            Self::Tree(check) => check.skip(range),
+            Self::Cache(check) => check.skip(),
+        }
+    }
+
+    /// Ends the group.
+    fn finish(&mut self) {
+        match self {
+            Self::Tree(check) => check.finish(),
+            Self::Cache(check) => check.finish(),
+        }
+    }
+}
+
 /// Sums over block groups.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct SpaceTotals {
@@ -47,7 +90,7 @@ pub(super) struct SpaceCheck<'v> {
     volume: &'v CheckedVolume<'v>,
     groups: std::vec::IntoIter<CheckedGroup>,
     current: Option<CurrentGroup>,
-    free: Option<FreeSpaceCheck<'v>>,
+    free: Option<FreeSpaceRecord<'v>>,
     /// The last extent so far by its end.
     last: Range<u64>,
     /// Extents outside of the groups since the last group: the first, and how many.
@@ -68,7 +111,7 @@ impl<'v> SpaceCheck<'v> {
     pub(super) fn new(
         volume: &'v CheckedVolume<'v>,
         groups: Vec<CheckedGroup>,
-        free: Option<FreeSpaceCheck<'v>>,
+        free: Option<FreeSpaceRecord<'v>>,
     ) -> Self {
         Self {
             volume,
@@ -176,7 +219,7 @@ impl<'v> SpaceCheck<'v> {
     pub(super) fn finish(&mut self) {
         self.go_to(u64::MAX);
         self.tell_outside();
-        if let Some(free) = &mut self.free {
+        if let Some(FreeSpaceRecord::Tree(free)) = &mut self.free {
             free.finish_all(self.volume.storage.end_of_chunks());
         }
     }

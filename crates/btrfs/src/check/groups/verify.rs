@@ -8,15 +8,16 @@
 use std::ops::Range;
 
 use offshoot_btrfs_format::key::objectid;
-use offshoot_btrfs_format::{ItemType, Logical};
+use offshoot_btrfs_format::superblock::Incompat;
+use offshoot_btrfs_format::{ItemType, Logical, TreeId};
 use offshoot_kit::cores;
-use offshoot_vfs::{Error, Result};
+use offshoot_vfs::{Error, Result, Structure};
 use parking_lot::Mutex;
 
 use super::super::volume::CheckedVolume;
 use super::checksums;
 use crate::storage::{MappedChunk, ReadSegment, StorageTrees};
-use crate::tree::TreeRoot;
+use crate::tree::{TreeRoot, recorded_segment};
 
 /// The longest read, in bytes.
 const READ_BYTES: u64 = 1 << 20;
@@ -197,11 +198,18 @@ fn problem_of(error: &Error) -> String {
 impl StorageTrees for CheckedVolume<'_> {
     fn recorded_segment(
         &self,
-        _mapped: &MappedChunk,
-        _logical: Logical,
-        _len: u64,
+        mapped: &MappedChunk,
+        logical: Logical,
+        len: u64,
     ) -> Result<Option<ReadSegment>> {
-        Ok(None)
+        let has_tree = self.superblock().incompat.has(Incompat::RAID_STRIPE_TREE);
+        if !has_tree || !mapped.chunk.flags.is_in_stripe_tree() {
+            return Ok(None);
+        }
+        let tree = self.tree(TreeId::RAID_STRIPE).ok_or_else(|| {
+            Error::corrupt(Structure::RootTree, "there is no RAID stripe tree".to_owned())
+        })?;
+        recorded_segment(self, tree, mapped, logical, len).map(Some)
     }
 
     /// The check does not compare the blocks of a member with those of others: such a member

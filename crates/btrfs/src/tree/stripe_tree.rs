@@ -18,17 +18,16 @@ use offshoot_btrfs_format::chunk::RaidStride;
 use offshoot_btrfs_format::{DeviceId, ItemType, Key, Logical, Physical};
 use offshoot_vfs::{Error, Result, Structure};
 
-use super::Base;
+use super::{Blocks, Cursor, TreeRoot};
 use crate::storage::{MappedChunk, MemberOffset, ReadSegment, ReadWay, malformed};
-use crate::tree::{Cursor, TreeRoot};
 
 /// The segment of at most `len` bytes of data that begins at `logical`, as the stripe tree
 /// describes it. `mapped` covers `logical`.
 ///
 /// # Errors
 /// When the tree has no item for the address, or names a device that the chunk is not on.
-pub(super) fn recorded_segment(
-    engine: &Base,
+pub(crate) fn recorded_segment(
+    blocks: &dyn Blocks,
     stripe_tree: TreeRoot,
     mapped: &MappedChunk,
     logical: Logical,
@@ -36,7 +35,7 @@ pub(super) fn recorded_segment(
 ) -> Result<ReadSegment> {
     let corrupt = |problem| Error::corrupt_at(Structure::RaidStripe, logical.0, problem);
     let last = Key::new(logical.0, ItemType::RAID_STRIPE, u64::MAX);
-    let cursor = Cursor::seek_floor(engine, stripe_tree, last)?;
+    let cursor = Cursor::seek_floor(blocks, stripe_tree, last)?;
     let covering = cursor.item().filter(|(key, _)| {
         let end = key.objectid.saturating_add(key.offset);
         key.item_type == ItemType::RAID_STRIPE && (key.objectid..end).contains(&logical.0)

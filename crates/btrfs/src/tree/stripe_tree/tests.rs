@@ -30,7 +30,10 @@ use parking_lot::Mutex;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use super::*;
-use crate::{BtrfsVolume, EngineOptions, VolumeReport};
+use crate::{
+    BtrfsFinding, BtrfsFindingCode, BtrfsVolume, CheckOptions, EngineOptions, VolumeReport,
+    check_btrfs,
+};
 
 /// The most bytes that one item covers, so that extents have several items.
 const MOST: u64 = 192 << 10;
@@ -178,6 +181,13 @@ fn shows_the_same(devices: usize, mkfs: &'static str, lost: &[&[usize]]) {
         let volume = open(&disks, &present, &options);
         compare(&top(&volume), mount.path()).assert_same(30);
     }
+    // The check finds all data that has checksums, too.
+    let options = CheckOptions { verifies_data: true, ..CheckOptions::default() };
+    let checked = check_btrfs(disks.devices(), &options, &|_| ControlFlow::Continue(()));
+    let outcome = checked.expect("it is checked");
+    let is_of_data = |finding: &&BtrfsFinding| finding.code == BtrfsFindingCode::Data;
+    assert_eq!(outcome.findings.iter().find(is_of_data), None);
+    assert!(outcome.counts.data_bytes > 1 << 20, "{:?}", outcome.counts);
     let refused =
         BtrfsVolume::open_writable(disks.writable_devices(), &EngineOptions::default()).err();
     let said = refused.map(|error| error.to_string()).unwrap_or_default();
