@@ -10,7 +10,6 @@ use offshoot_btrfs_format::check::{self as format_check, ExpectedBlock, Geometry
 use offshoot_btrfs_format::root::RootItem;
 use offshoot_btrfs_format::superblock::Superblock;
 use offshoot_btrfs_format::{Generation, ItemType, Key, Logical, TreeId};
-use offshoot_device::BlockDevice;
 use offshoot_vfs::{Errno, Error, Result, Structure};
 use parking_lot::Mutex;
 
@@ -24,8 +23,6 @@ use crate::tree::{Blocks, TreeRoot};
 /// A volume that is checked.
 pub(super) struct CheckedVolume<'c> {
     pub(super) storage: Storage,
-    /// The devices that were given, in the order of the caller.
-    pub(super) devices: Vec<Arc<dyn BlockDevice>>,
     /// Whether other threads write the volume meanwhile. Then the superblocks on the devices may be
     /// newer than the commit that is checked.
     pub(super) is_written: bool,
@@ -92,7 +89,6 @@ impl Walked {
 impl<'c> CheckedVolume<'c> {
     pub(super) fn new(
         storage: Storage,
-        devices: Vec<Arc<dyn BlockDevice>>,
         options: &CheckOptions,
         watch: &'c CheckWatch<'c>,
         reports: Arc<Mutex<Vec<VolumeReport>>>,
@@ -102,7 +98,6 @@ impl<'c> CheckedVolume<'c> {
             cache: BlockCache::new(options.memory_bytes / 4, storage.superblock().node_size),
             readers,
             storage,
-            devices,
             is_written: false,
             findings: Findings::default(),
             options: options.clone(),
