@@ -137,7 +137,7 @@ damaged! {
             });
         };
     a_root_item_of_another_level:
-        RootItem Agrees at [BtrfsFindingPlace::Tree(TreeId::UUID)],
+        RootItem SeesNothing at [BtrfsFindingPlace::Tree(TreeId::UUID)],
         |volume| {
             let wanted = is(TreeId::UUID.0, ItemType::ROOT_ITEM, 0);
             volume.edit(TreeId::ROOT, wanted, |items, slot| {
