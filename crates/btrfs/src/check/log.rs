@@ -19,7 +19,8 @@ use crate::tree::{Blocks, TreeRoot};
 /// When the caller has ended the check.
 pub(super) fn check(volume: &CheckedVolume<'_>) -> Result<()> {
     let superblock = volume.superblock();
-    if !superblock.has_pending_log() {
+    // The log of a volume that is written changes meanwhile.
+    if !superblock.has_pending_log() || volume.is_written {
         return Ok(());
     }
     let generation = Generation(superblock.generation.0.saturating_add(1));

@@ -36,11 +36,11 @@ pub(super) fn open<'c>(
         Arc::new(move |report: &VolumeReport| told.lock().push(report.clone()));
     let is_written = at.is_some();
     let (mut storage, given) = match at {
-        Some(superblock) => Storage::open_at(devices.clone(), superblock, Some(reporter))?,
-        None => Storage::open(devices.clone(), Some(reporter), true)?,
+        Some(superblock) => Storage::open_at(devices, superblock, Some(reporter))?,
+        None => Storage::open(devices, Some(reporter), true)?,
     };
     storage.set_strict();
-    let mut volume = CheckedVolume::new(storage, devices, options, watch, reports);
+    let mut volume = CheckedVolume::new(storage, options, watch, reports);
     volume.is_written = is_written;
     let items = device_items(&volume);
     let members = volume.storage.match_members(&items, &given, options.is_degraded)?;

@@ -10,7 +10,6 @@ use offshoot_btrfs_format::check::{self as format_check, ExpectedBlock, Geometry
 use offshoot_btrfs_format::root::RootItem;
 use offshoot_btrfs_format::superblock::Superblock;
 use offshoot_btrfs_format::{Generation, ItemType, Key, Logical, TreeId};
-use offshoot_device::BlockDevice;
 use offshoot_vfs::{Errno, Error, Result, Structure};
 use parking_lot::Mutex;
 
@@ -24,8 +23,6 @@ use crate::tree::{Blocks, TreeRoot};
 /// A volume that is checked.
 pub(super) struct CheckedVolume<'c> {
     pub(super) storage: Storage,
-    /// The devices that were given, in the order of the caller.
-    pub(super) devices: Vec<Arc<dyn BlockDevice>>,
     /// Whether other threads write the volume meanwhile. Then the superblocks on the devices may be
     /// newer than the commit that is checked.
     pub(super) is_written: bool,
@@ -92,7 +89,6 @@ impl Walked {
 impl<'c> CheckedVolume<'c> {
     pub(super) fn new(
         storage: Storage,
-        devices: Vec<Arc<dyn BlockDevice>>,
         options: &CheckOptions,
         watch: &'c CheckWatch<'c>,
         reports: Arc<Mutex<Vec<VolumeReport>>>,
@@ -102,7 +98,6 @@ impl<'c> CheckedVolume<'c> {
             cache: BlockCache::new(options.memory_bytes / 4, storage.superblock().node_size),
             readers,
             storage,
-            devices,
             is_written: false,
             findings: Findings::default(),
             options: options.clone(),
@@ -187,26 +182,12 @@ impl<'c> CheckedVolume<'c> {
         match self.block(expected) {
             Ok(block) => Some(block),
             Err(error) => {
-                let ExpectedBlock { owner: tree, logical, .. } = *expected;
-                let (code, place) = if self.is_of_wrong_item(expected) {
-                    (BtrfsFindingCode::RootItem, BtrfsFindingPlace::Tree(tree))
-                } else {
-                    (BtrfsFindingCode::TreeBlock, BtrfsFindingPlace::Block { tree, logical })
-                };
-                self.findings.add_error(code, place, &error);
+                let place =
+                    BtrfsFindingPlace::Block { tree: expected.owner, logical: expected.logical };
+                self.findings.add_error(BtrfsFindingCode::TreeBlock, place, &error);
                 None
             }
         }
-    }
-
-    /// Whether `expected` comes from a root item, and the block there is sound: then it is the item
-    /// that is wrong.
-    fn is_of_wrong_item(&self, expected: &ExpectedBlock) -> bool {
-        let is_of_superblock = [TreeId::ROOT, TreeId::CHUNK].contains(&expected.owner);
-        let is_sound = |bytes: &[u8]| format_check::verify(bytes, &self.readers, expected.logical);
-        expected.first_key.is_none()
-            && !is_of_superblock
-            && self.storage.find_block(expected.logical, is_sound).is_ok()
     }
 
     /// The child at `slot` of `node`, whose keys are below `upper`; `None` when it cannot be used,
@@ -338,7 +319,31 @@ impl<'c> CheckedVolume<'c> {
             root = RootItem::parse(data).ok().map(|item| root_of(id, &item));
             ControlFlow::Break(())
         });
-        root
+        root.map(|root| self.actual_root(root))
+    }
+
+    /// The root as its block is. When the item that describes `root` contradicts a sound block, the
+    /// item is wrong, which is a finding. A block that is older than the item says was not written:
+    /// then the block is wrong, and whoever uses the root finds that.
+    pub(super) fn actual_root(&self, root: TreeRoot) -> TreeRoot {
+        if self.block(&root.expected()).is_ok() {
+            return root;
+        }
+        let verify = |bytes: &[u8]| format_check::verify(bytes, &self.readers, root.logical);
+        let Ok(bytes) = self.storage.find_block(root.logical, verify) else { return root };
+        let block = TreeBlock::verified(bytes);
+        let (level, generation) = (block.header().level, block.header().generation());
+        let actual = TreeRoot { level, generation, ..root };
+        let is_of_tree = format_check::expect(block.bytes(), &actual.expected()).is_ok();
+        if !is_of_tree || generation < root.generation || actual == root {
+            return root;
+        }
+        let shown =
+            |root: TreeRoot| format!("level {}, generation {}", root.level, root.generation);
+        let place = BtrfsFindingPlace::Tree(root.id);
+        let (expected, found) = (shown(actual), shown(root));
+        self.findings.differs(BtrfsFindingCode::RootItem, place, "its root item", expected, found);
+        actual
     }
 }
 

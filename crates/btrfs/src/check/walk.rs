@@ -161,7 +161,9 @@ impl<'w, 'c> Walk<'w, 'c> {
             if key.item_type == ItemType::ROOT_ITEM
                 && let Ok(item) = RootItem::parse(data)
             {
-                trees.push(walked_tree(TreeId(key.objectid), &item));
+                let mut tree = walked_tree(TreeId(key.objectid), &item);
+                tree.root = volume.actual_root(tree.root);
+                trees.push(tree);
             }
             ControlFlow::Continue(())
         });

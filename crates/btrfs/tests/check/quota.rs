@@ -18,14 +18,14 @@ use crate::common::{DamagedVolume, Progs, require_sound, show};
 const FULL: &str = "
     btrfs quota enable .; btrfs quota rescan -w .
     for g in 1/1 1/2 2/1; do btrfs qgroup create $g .; done
-    btrfs qgroup assign 1/1 2/1 .; btrfs qgroup assign 1/2 2/1 .
+    btrfs qgroup assign --no-rescan 1/1 2/1 .; btrfs qgroup assign --no-rescan 1/2 2/1 .
 ";
 
 /// The same with simple quotas.
 const SIMPLE: &str = "
     echo before > before; sync; btrfs quota enable --simple .
     for g in 1/1 1/2 2/1; do btrfs qgroup create $g .; done
-    btrfs qgroup assign 1/1 2/1 .; btrfs qgroup assign 1/2 2/1 .
+    btrfs qgroup assign --no-rescan 1/1 2/1 .; btrfs qgroup assign --no-rescan 1/2 2/1 .
 ";
 
 /// Subvolumes with shared extents and blocks, and one that was deleted.
@@ -47,8 +47,9 @@ const FILL: &str = "
 const ASSIGN: &str = "
     for p in 'a 1/1' 'b 1/1' 's1 1/2'; do
         set -- $p
-        btrfs qgroup assign 0/$(btrfs inspect-internal rootid $1) $2 . || true
+        btrfs qgroup assign --no-rescan 0/$(btrfs inspect-internal rootid $1) $2 .
     done
+    # Simple quotas have no rescan.
     btrfs quota rescan -w . || true; sync
 ";
 

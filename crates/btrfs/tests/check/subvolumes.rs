@@ -136,6 +136,14 @@ damaged! {
                 items.remove(other.min(slot));
             });
         };
+    a_root_item_of_another_level:
+        RootItem SeesNothing at [BtrfsFindingPlace::Tree(TreeId::UUID)],
+        |volume| {
+            let wanted = is(TreeId::UUID.0, ItemType::ROOT_ITEM, 0);
+            volume.edit(TreeId::ROOT, wanted, |items, slot| {
+                view::<RootItem>(&mut items[slot].1).level += 1;
+            });
+        };
     /// The reader would find no tree at this address that is as old as that.
     a_root_item_of_another_generation:
         RootItem Agrees at [BtrfsFindingPlace::Tree(TreeId::UUID)],

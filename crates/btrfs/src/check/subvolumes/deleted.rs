@@ -37,6 +37,7 @@ pub(super) fn check(volume: &CheckedVolume<'_>, items: &RootTreeItems) {
 /// read.
 fn is_possible(volume: &CheckedVolume<'_>, root: &ListedRoot) -> Option<bool> {
     let ListedRoot { root, drop_progress, drop_level, .. } = *root;
+    let root = volume.actual_root(root);
     if drop_level == 0 || drop_level > root.level {
         return Some(false);
     }

@@ -61,7 +61,7 @@ fn check_link(
         }
     }
     if let Some(root) = items.root(above) {
-        check_entries(volume, root.root, below, place);
+        check_entries(volume, volume.actual_root(root.root), below, place);
     }
 }
 

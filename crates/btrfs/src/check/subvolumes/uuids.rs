@@ -29,20 +29,27 @@ pub(super) fn check(volume: &CheckedVolume<'_>, items: &RootTreeItems) {
     }
     let code = BtrfsFindingCode::UuidTree;
     let place = |key| BtrfsFindingPlace::Item { tree: TreeId::UUID, key };
-    let walked = volume.each_item(tree.root, KeyRange::ALL, &mut |key, data| {
-        let types = [ItemType::UUID_KEY_SUBVOL, ItemType::UUID_KEY_RECEIVED_SUBVOL];
-        if types.contains(&key.item_type) {
-            let (ids, _) = data.as_chunks();
-            let mut found: Vec<_> = ids.iter().map(|id| u64::from_le_bytes(*id)).collect();
-            found.sort_unstable();
-            let subvolumes = expected.remove(&key).unwrap_or_default();
-            if subvolumes != found {
-                let what = "the subvolumes with this UUID";
-                volume.findings.differs(code, place(key), what, list(&subvolumes), list(&found));
+    let walked =
+        volume.each_item(volume.actual_root(tree.root), KeyRange::ALL, &mut |key, data| {
+            let types = [ItemType::UUID_KEY_SUBVOL, ItemType::UUID_KEY_RECEIVED_SUBVOL];
+            if types.contains(&key.item_type) {
+                let (ids, _) = data.as_chunks();
+                let mut found: Vec<_> = ids.iter().map(|id| u64::from_le_bytes(*id)).collect();
+                found.sort_unstable();
+                let subvolumes = expected.remove(&key).unwrap_or_default();
+                if subvolumes != found {
+                    let what = "the subvolumes with this UUID";
+                    volume.findings.differs(
+                        code,
+                        place(key),
+                        what,
+                        list(&subvolumes),
+                        list(&found),
+                    );
+                }
             }
-        }
-        ControlFlow::Continue(())
-    });
+            ControlFlow::Continue(())
+        });
     if walked.is_whole() {
         for (key, ids) in expected {
             let problem = format!("the item is missing, of {}", list(&ids));
