@@ -1,11 +1,11 @@
 //! The volume that is checked: its blocks, and ways through its trees that go on past bad blocks.
 
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use offshoot_btrfs_format::block::LEVEL_COUNT;
+use offshoot_btrfs_format::block::{LEVEL_COUNT, NodePointer};
 use offshoot_btrfs_format::check::{self as format_check, ExpectedBlock, Geometry};
 use offshoot_btrfs_format::root::RootItem;
 use offshoot_btrfs_format::superblock::Superblock;
@@ -260,8 +260,12 @@ impl<'c> CheckedVolume<'c> {
         if block.is_leaf() {
             return visit(block);
         }
-        for slot in block.floor(range.first).unwrap_or(0)..block.len() {
-            if block.key(slot) > range.last {
+        let first = block.floor(range.first).unwrap_or(0);
+        let end = (first..block.len()).find(|&slot| block.key(slot) > range.last);
+        let end = end.unwrap_or(block.len());
+        self.read_ahead(block, first..end);
+        for slot in first..block.len() {
+            if slot >= end {
                 return ControlFlow::Break(());
             }
             let upper = if slot + 1 < block.len() { Some(block.key(slot + 1)) } else { upper };
@@ -273,6 +277,18 @@ impl<'c> CheckedVolume<'c> {
             }
         }
         ControlFlow::Continue(())
+    }
+
+    /// Tells the devices which leaves below a node will be read.
+    pub(super) fn read_ahead(&self, node: &TreeBlock, slots: Range<usize>) {
+        if node.header().level != 1 || slots.len() < 2 {
+            return;
+        }
+        let node_size = self.node_size();
+        let pointers = node.pointers().get(slots).unwrap_or_default().iter();
+        let leaves = pointers.map(NodePointer::logical);
+        let unknown = leaves.filter(|&leaf| !self.cache.contains(leaf));
+        self.storage.prefetch(self, unknown.map(|leaf| (leaf, node_size)));
     }
 
     /// Calls `found` with the data of the item with exactly this key, if it is there. `None` when

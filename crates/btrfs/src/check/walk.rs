@@ -267,6 +267,7 @@ impl<'w, 'c> Walk<'w, 'c> {
             return Ok(self.visit_leaf(tree, block, records));
         }
         self.visit_node(tree, block)?;
+        self.volume.read_ahead(block, kept_slots(tree, block));
         let mut summary = SubtreeSummary::default();
         for slot in kept_slots(tree, block) {
             let upper = if slot + 1 < block.len() { Some(block.key(slot + 1)) } else { upper };
