@@ -74,7 +74,13 @@ pub(super) fn check(walk: &Walk<'_, '_>, walked: &WalkedVolume) -> Result<BlockG
     let Some(extents) = volume.tree(TreeId::EXTENT) else { return Ok(BlockGroupCounts::default()) };
     let checksums = volume.tree(TreeId::CSUM);
     let bad = match checksums.filter(|_| volume.options.verifies_data) {
-        Some(checksums) => verify::bad_data(volume, checksums)?,
+        Some(checksums) => {
+            // What is used and no tree block is data. Some of it may have no checksums.
+            let blocks = walked.blocks.saturating_mul(volume.node_size());
+            let used = volume.superblock().item.bytes_used.get();
+            volume.expect_bytes(used.saturating_sub(blocks));
+            verify::bad_data(volume, checksums)?
+        }
         None => BadData::default(),
     };
     let check = GroupsCheck {
