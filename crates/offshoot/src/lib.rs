@@ -63,7 +63,7 @@ pub use offshoot_xfs::{
 
 pub use options::{CreateOptions, OpenOptions};
 pub use volume::{DirEntry, ReadDir, Volume, WalkEntry};
-pub use whole::CheckedVolume;
+pub use whole::VolumeFindings;
 
 /// The programs in the documents of the repository.
 #[cfg(doctest)]

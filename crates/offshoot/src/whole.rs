@@ -15,14 +15,14 @@ use crate::find::find;
 /// What the check of a volume found.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub enum CheckedVolume {
+pub enum VolumeFindings {
     /// Of a btrfs volume.
     Btrfs(CheckOutcome),
     /// Of an XFS volume.
     Xfs(XfsCheckResult),
 }
 
-impl CheckedVolume {
+impl VolumeFindings {
     /// Whether nothing was found.
     #[must_use]
     pub fn is_sound(&self) -> bool {
@@ -60,18 +60,18 @@ impl OpenOptions {
     ///
     /// # Errors
     /// As [`open`](Self::open), but for what is damaged, which are findings.
-    pub fn check(&self, path: impl AsRef<Path>) -> Result<CheckedVolume> {
+    pub fn check(&self, path: impl AsRef<Path>) -> Result<VolumeFindings> {
         let reading = self.clone().write(false);
         let devices = reading.devices_at(path.as_ref())?;
         if let [device] = &devices[..]
             && VolumeFormat::on(&**device) == VolumeFormat::Xfs
         {
-            return check_xfs(device, &self.for_xfs()?).map(CheckedVolume::Xfs);
+            return check_xfs(device, &self.for_xfs()?).map(VolumeFindings::Xfs);
         }
         let is_degraded = self.engine.is_degraded;
         let options = CheckOptions { is_degraded, ..CheckOptions::default() };
         let checked = check_btrfs(devices, &options, &|_| ControlFlow::Continue(()))?;
-        Ok(CheckedVolume::Btrfs(checked))
+        Ok(VolumeFindings::Btrfs(checked))
     }
 
     /// Brings what the log of the volume at `path` holds to disk, as the kernel does when it mounts

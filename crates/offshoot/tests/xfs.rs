@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use offshoot::device::{BlockDevice, MemoryDevice, VolumeFormat};
 use offshoot::{
-    CheckedVolume, Code, CreateOptions, Errno, OpenOptions, Result, SetAttr, Timestamp, Volume,
+    Code, CreateOptions, Errno, OpenOptions, Result, SetAttr, Timestamp, Volume, VolumeFindings,
     XfsCheckResult, XfsLogState,
 };
 use offshoot_testkit::xfs::disk::{XfsDisk, XfsShutdown};
@@ -145,7 +145,7 @@ fn a_new_volume_is_one_that_the_kernel_mounts() -> Result<()> {
 
 fn checked(options: &OpenOptions, image: &Path) -> Result<XfsCheckResult> {
     match options.check(image)? {
-        CheckedVolume::Xfs(result) => Ok(result),
+        VolumeFindings::Xfs(result) => Ok(result),
         other => panic!("{other:?}"),
     }
 }

@@ -14,12 +14,12 @@ use parking_lot::RwLock;
 /// The bits of a page: 4096 bytes.
 const PAGE_BITS: u64 = 32_768;
 
-type Page = [AtomicU64; 512];
+type AddressPage = [AtomicU64; 512];
 
 /// A set of sectors.
 #[derive(Debug, Default)]
 pub(super) struct AddressSet {
-    pages: RwLock<HashMap<u64, Arc<Page>>>,
+    pages: RwLock<HashMap<u64, Arc<AddressPage>>>,
 }
 
 /// The page of a sector, the word in it, and the bit.

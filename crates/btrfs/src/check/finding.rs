@@ -288,13 +288,13 @@ impl fmt::Display for BtrfsFinding {
     }
 }
 
-/// Findings without duplicates, in the order of codes and places. Further ones than
+/// BtrfsFindings without duplicates, in the order of codes and places. Further ones than
 /// [`MOST_FINDINGS`] are only known to be there.
 #[derive(Debug, Default)]
-pub(super) struct Findings(Mutex<FindingList>);
+pub(super) struct BtrfsFindings(Mutex<BtrfsFindingList>);
 
 #[derive(Debug, Default)]
-struct FindingList {
+struct BtrfsFindingList {
     kept: BTreeSet<BtrfsFinding>,
     are_more: bool,
 }
@@ -302,7 +302,7 @@ struct FindingList {
 /// The most findings that are kept.
 pub(super) const MOST_FINDINGS: usize = 10_000;
 
-impl Findings {
+impl BtrfsFindings {
     /// Adds a problem.
     pub(super) fn add(
         &self,
@@ -362,7 +362,7 @@ impl Findings {
 
     /// Takes all findings, and whether there are more.
     pub(super) fn take_list(&self) -> (Vec<BtrfsFinding>, bool) {
-        let FindingList { kept, are_more } = std::mem::take(&mut *self.0.lock());
+        let BtrfsFindingList { kept, are_more } = std::mem::take(&mut *self.0.lock());
         (kept.into_iter().collect(), are_more)
     }
 }

@@ -30,7 +30,7 @@ pub(super) trait SortedRecord:
 }
 
 /// The records of a part of the logical space.
-struct Partition<T> {
+struct SortPartition<T> {
     records: Vec<T>,
     /// The file of the sorted runs, and how many records each has.
     runs: Option<(File, Vec<u64>)>,
@@ -40,7 +40,7 @@ struct Partition<T> {
 pub(super) struct Sorter<T> {
     /// The first address of each partition but the first.
     bounds: Vec<u64>,
-    partitions: Vec<Mutex<Partition<T>>>,
+    partitions: Vec<Mutex<SortPartition<T>>>,
     /// The records that are in memory.
     count: AtomicUsize,
     most: usize,
@@ -51,7 +51,7 @@ impl<T: SortedRecord> Sorter<T> {
     /// A sorter with a partition in front of the first and behind each of `bounds`, which ascend.
     /// It holds at most `memory_bytes` of records, and writes the others to files in `scratch`.
     pub(super) fn new(bounds: Vec<u64>, memory_bytes: u64, scratch: &Path) -> Self {
-        let partition = |_| Mutex::new(Partition { records: Vec::new(), runs: None });
+        let partition = |_| Mutex::new(SortPartition { records: Vec::new(), runs: None });
         let most = memory_bytes / size_of::<T>() as u64;
         Self {
             partitions: (0..=bounds.len()).map(partition).collect(),
@@ -117,21 +117,21 @@ impl<T: SortedRecord> Sorter<T> {
     /// # Errors
     /// When the file of the partition cannot be read.
     pub(super) fn take(&self, index: usize) -> Result<SortedRecords<T>> {
-        let empty = Partition { records: Vec::new(), runs: None };
+        let empty = SortPartition { records: Vec::new(), runs: None };
         let Some(partition) = self.partitions.get(index) else {
             return Ok(SortedRecords::default());
         };
         let mut partition = partition.lock();
-        let Partition { mut records, runs } = std::mem::replace(&mut *partition, empty);
+        let SortPartition { mut records, runs } = std::mem::replace(&mut *partition, empty);
         self.count.fetch_sub(records.len(), Ordering::Relaxed);
         drop(partition);
         records.sort_unstable();
         let mut sorted = SortedRecords { runs: Vec::new(), next: BinaryHeap::new() };
-        sorted.add(Run::Memory(records.into_iter()))?;
+        sorted.add(SortedRun::Memory(records.into_iter()))?;
         if let Some((file, lens)) = runs {
             let mut at = 0;
             for len in lens {
-                sorted.add(Run::open(&file, at, len).map_err(scratch_error)?)?;
+                sorted.add(SortedRun::open(&file, at, len).map_err(scratch_error)?)?;
                 at += len * size_of::<T>() as u64;
             }
         }
@@ -139,7 +139,7 @@ impl<T: SortedRecord> Sorter<T> {
     }
 }
 
-impl<T: SortedRecord> Partition<T> {
+impl<T: SortedRecord> SortPartition<T> {
     fn write_run(&mut self, scratch: &Path) -> io::Result<()> {
         if self.records.is_empty() {
             return Ok(());
@@ -164,7 +164,7 @@ fn scratch_error(error: io::Error) -> Error {
 }
 
 /// The records of one sorted run.
-enum Run<T> {
+enum SortedRun<T> {
     Memory(std::vec::IntoIter<T>),
     File { reader: BufReader<FileRange>, left: u64 },
 }
@@ -183,7 +183,7 @@ impl Read for FileRange {
     }
 }
 
-impl<T: SortedRecord> Run<T> {
+impl<T: SortedRecord> SortedRun<T> {
     fn open(file: &File, at: u64, len: u64) -> io::Result<Self> {
         let range = FileRange { file: file.try_clone()?, at };
         Ok(Self::File { reader: BufReader::with_capacity(64 << 10, range), left: len })
@@ -209,7 +209,7 @@ impl<T: SortedRecord> Run<T> {
 
 /// The records of a partition, in order.
 pub(super) struct SortedRecords<T> {
-    runs: Vec<Run<T>>,
+    runs: Vec<SortedRun<T>>,
     /// The next record of each run.
     next: BinaryHeap<Reverse<(T, usize)>>,
 }
@@ -221,7 +221,7 @@ impl<T: Ord> Default for SortedRecords<T> {
 }
 
 impl<T: SortedRecord> SortedRecords<T> {
-    fn add(&mut self, run: Run<T>) -> Result<()> {
+    fn add(&mut self, run: SortedRun<T>) -> Result<()> {
         self.runs.push(run);
         self.advance(self.runs.len() - 1)
     }

@@ -13,7 +13,7 @@ use offshoot_btrfs_format::{Generation, ItemType, Key, Logical, TreeId};
 use offshoot_vfs::{Errno, Error, Result, Structure};
 use parking_lot::Mutex;
 
-use super::finding::{BtrfsFindingCode, BtrfsFindingPlace, Findings};
+use super::finding::{BtrfsFindingCode, BtrfsFindingPlace, BtrfsFindings};
 use super::{CheckEvent, CheckOptions, CheckWatch};
 use crate::block::{BlockCache, HeldBlock, TreeBlock};
 use crate::report::VolumeReport;
@@ -29,7 +29,7 @@ pub(super) struct CheckedVolume<'c> {
     cache: BlockCache,
     /// How a reader verifies blocks. The storage verifies as the kernel does.
     readers: Geometry,
-    pub(super) findings: Findings,
+    pub(super) findings: BtrfsFindings,
     pub(super) options: CheckOptions,
     watch: &'c CheckWatch<'c>,
     is_over: AtomicBool,
@@ -99,7 +99,7 @@ impl<'c> CheckedVolume<'c> {
             readers,
             storage,
             is_written: false,
-            findings: Findings::default(),
+            findings: BtrfsFindings::default(),
             options: options.clone(),
             watch,
             is_over: AtomicBool::new(false),

@@ -16,11 +16,11 @@ use crate::image::SparseImage;
 use crate::mutation::{pack, unpack};
 
 /// The items of a leaf.
-pub(crate) type LeafItems = Vec<(Key, Vec<u8>)>;
+pub(crate) type EditedItems = Vec<(Key, Vec<u8>)>;
 
 /// What `btrfs check` says of a damage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Progs {
+pub(crate) enum ProgsVerdict {
     /// It finds something too.
     Agrees,
     /// It does not look at this.
@@ -42,7 +42,7 @@ impl DamagedVolume {
     }
 
     /// The items of all leaves that were made for the tree `owner`, each leaf on its own.
-    pub(crate) fn leaves(&self, owner: TreeId) -> Vec<LeafItems> {
+    pub(crate) fn leaves(&self, owner: TreeId) -> Vec<EditedItems> {
         let is_leaf = |bytes: &[u8]| header(bytes).level == 0 && header(bytes).owner() == owner;
         let leaves = self.target.blocks.iter().filter(|block| is_leaf(&block.bytes));
         leaves.map(|leaf| unpack(&leaf.bytes)).collect()
@@ -69,7 +69,7 @@ impl DamagedVolume {
         &self,
         owner: TreeId,
         is_wanted: impl Fn(Key, &[u8]) -> bool,
-        change: impl FnOnce(&mut LeafItems, usize),
+        change: impl FnOnce(&mut EditedItems, usize),
     ) -> &Self {
         let found = self.target.blocks.iter().find_map(|block| {
             let header = header(&block.bytes);
@@ -108,7 +108,9 @@ impl DamagedVolume {
 
     /// Changes all superblocks of a member.
     pub(crate) fn edit_superblocks(&self, member: usize, change: impl Fn(&mut [u8])) -> &Self {
-        SUPERBLOCK_OFFSETS.iter().for_each(|&at| self.edit_superblock(member, at, &change));
+        for at in SUPERBLOCK_OFFSETS {
+            self.edit_superblock(member, at, &change);
+        }
         self
     }
 
@@ -137,12 +139,12 @@ impl DamagedVolume {
     /// Requires that our check finds exactly `code`, once or more, and what `btrfs check` says.
     /// Returns what ours found.
     #[track_caller]
-    pub(crate) fn require(&self, code: BtrfsFindingCode, progs: Progs) -> CheckOutcome {
+    pub(crate) fn require(&self, code: BtrfsFindingCode, progs: ProgsVerdict) -> CheckOutcome {
         let outcome = checked(&self.disks);
         let is_only = outcome.findings.iter().all(|finding| finding.code == code);
         assert!(is_only && !outcome.findings.is_empty(), "{code:?} expected: {}", show(&outcome));
         let said = progs_complaints(&self.disks);
-        assert_eq!(said.is_some(), progs == Progs::Agrees, "btrfs check: {said:?}");
+        assert_eq!(said.is_some(), progs == ProgsVerdict::Agrees, "btrfs check: {said:?}");
         outcome
     }
 }

@@ -16,7 +16,7 @@ use offshoot_testkit::btrfs::recipe::Recipe;
 use offshoot_testkit::run::run;
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::common::{DamagedVolume, LeafItems, Progs, checked, progs_complaints, show};
+use crate::common::{DamagedVolume, EditedItems, ProgsVerdict, checked, progs_complaints, show};
 
 /// The inode number of the root of a subvolume.
 const ROOT: u64 = 256;
@@ -70,7 +70,7 @@ impl DamagedInodes {
 
     /// Changes the leaf with the item `key`.
     #[track_caller]
-    pub(crate) fn edit(&self, key: Key, change: impl FnOnce(&mut LeafItems, usize)) -> &Self {
+    pub(crate) fn edit(&self, key: Key, change: impl FnOnce(&mut EditedItems, usize)) -> &Self {
         self.volume.edit(TreeId::FS, |found, _| found == key, change);
         self
     }
@@ -82,7 +82,7 @@ impl DamagedInodes {
 
     /// Requires exactly these findings, and what `btrfs check` says.
     #[track_caller]
-    pub(crate) fn require(&self, expected: &[(Code, u64)], progs: Progs) -> CheckOutcome {
+    pub(crate) fn require(&self, expected: &[(Code, u64)], progs: ProgsVerdict) -> CheckOutcome {
         let outcome = checked(self.volume.disks());
         let place = |ino| BtrfsFindingPlace::Inode { subvolume: TreeId::FS, ino };
         let expected: BTreeSet<_> =
@@ -96,13 +96,17 @@ impl DamagedInodes {
             .collect();
         assert_eq!(found, expected, "{}", show(&outcome));
         let said = progs_complaints(self.volume.disks());
-        assert_eq!(said.is_some(), progs == Progs::Agrees, "btrfs check: {said:?}");
+        assert_eq!(said.is_some(), progs == ProgsVerdict::Agrees, "btrfs check: {said:?}");
         outcome
     }
 
     /// As [`require`](Self::require), in a volume of which no block is refused.
     #[track_caller]
-    pub(crate) fn require_only(&self, expected: &[(Code, u64)], progs: Progs) -> CheckOutcome {
+    pub(crate) fn require_only(
+        &self,
+        expected: &[(Code, u64)],
+        progs: ProgsVerdict,
+    ) -> CheckOutcome {
         let outcome = self.require(expected, progs);
         let is_refused = outcome.findings.iter().any(|one| one.code == Code::RefusedBlock);
         assert!(!is_refused, "{}", show(&outcome));
@@ -114,18 +118,18 @@ pub(crate) fn inode_key(ino: u64) -> Key {
     Key::new(ino, ItemType::INODE_ITEM, 0)
 }
 
-pub(crate) fn inode_of(items: &mut LeafItems, slot: usize) -> &mut InodeItem {
+pub(crate) fn inode_of(items: &mut EditedItems, slot: usize) -> &mut InodeItem {
     InodeItem::mut_from_bytes(&mut items[slot].1).expect("an inode")
 }
 
-pub(crate) fn remove(items: &mut LeafItems, is_removed: impl Fn(&Key, &[u8]) -> bool) {
+pub(crate) fn remove(items: &mut EditedItems, is_removed: impl Fn(&Key, &[u8]) -> bool) {
     let before = items.len();
     items.retain(|(key, data)| !is_removed(key, data));
     assert!(items.len() < before, "something is removed");
 }
 
 /// Puts items where their keys belong.
-pub(crate) fn insert(items: &mut LeafItems, new: impl IntoIterator<Item = (Key, Vec<u8>)>) {
+pub(crate) fn insert(items: &mut EditedItems, new: impl IntoIterator<Item = (Key, Vec<u8>)>) {
     items.extend(new);
     items.sort_by_key(|(key, _)| *key);
 }
@@ -144,7 +148,7 @@ fn an_inode_that_is_missing() {
     damaged.edit(inode_key(ino), |items, slot| {
         items.remove(slot);
     });
-    let outcome = damaged.require(&[(Code::MissingInode, ino)], Progs::Agrees);
+    let outcome = damaged.require(&[(Code::MissingInode, ino)], ProgsVerdict::Agrees);
     assert_eq!(paths(&outcome), ["/dir/small".to_owned()].into());
 }
 
@@ -168,7 +172,7 @@ fn an_inode_that_is_missing_at_the_end_of_a_leaf() {
     damaged.edit(*key, |items, slot| {
         items.remove(slot);
     });
-    damaged.require_only(&[(Code::MissingInode, key.objectid)], Progs::Agrees);
+    damaged.require_only(&[(Code::MissingInode, key.objectid)], ProgsVerdict::Agrees);
 }
 
 #[test]
@@ -177,7 +181,7 @@ fn flags_that_a_symbolic_link_cannot_have() {
     let damaged = DamagedInodes::new(&judges);
     let ino = damaged.ino("symlink");
     damaged.edit_inode(ino, |inode| inode.flags = inode_flags::IMMUTABLE.into());
-    damaged.require_only(&[(Code::Inode, ino)], Progs::Agrees);
+    damaged.require_only(&[(Code::Inode, ino)], ProgsVerdict::Agrees);
 }
 
 #[test]
@@ -186,7 +190,7 @@ fn a_mode_without_a_type() {
     let damaged = DamagedInodes::new(&judges);
     let ino = damaged.ino("file");
     damaged.edit_inode(ino, |inode| inode.mode = 0o644.into());
-    damaged.require(&[(Code::Inode, ino)], Progs::Agrees);
+    damaged.require(&[(Code::Inode, ino)], ProgsVerdict::Agrees);
 }
 
 #[test]
@@ -196,7 +200,7 @@ fn a_directory_that_became_a_file() {
     let ino = damaged.ino("dir");
     damaged.edit_inode(ino, |inode| inode.mode = 0o100_755.into());
     // Without records of holes, a file of this size is one hole.
-    damaged.require_only(&[(Code::Inode, ino), (Code::EntryType, ino)], Progs::Agrees);
+    damaged.require_only(&[(Code::Inode, ino), (Code::EntryType, ino)], ProgsVerdict::Agrees);
 }
 
 #[test]
@@ -205,7 +209,7 @@ fn links_that_are_counted_wrong() {
     let damaged = DamagedInodes::new(&judges);
     let ino = damaged.ino("linked");
     damaged.edit_inode(ino, |inode| inode.nlink = 3.into());
-    let outcome = damaged.require_only(&[(Code::LinkCount, ino)], Progs::Agrees);
+    let outcome = damaged.require_only(&[(Code::LinkCount, ino)], ProgsVerdict::Agrees);
     assert_eq!(paths(&outcome), ["/dir/linked".to_owned()].into());
 }
 
@@ -229,7 +233,7 @@ fn an_inode_without_links_that_is_not_listed() {
     damaged.edit(*key, |items, slot| {
         items.remove(slot);
     });
-    let outcome = damaged.require_only(&[(Code::Orphan, key.offset)], Progs::Agrees);
+    let outcome = damaged.require_only(&[(Code::Orphan, key.offset)], ProgsVerdict::Agrees);
     assert!(paths(&outcome).is_empty());
 }
 
@@ -244,7 +248,7 @@ fn orphan_items_without_an_orphan_are_sound() {
         let key = |ino| Key::new(orphan, ItemType::ORPHAN_ITEM, ino);
         insert(items, [(key(linked), Vec::new()), (key(5000), Vec::new())]);
     });
-    damaged.require_only(&[], Progs::SeesNothing);
+    damaged.require_only(&[], ProgsVerdict::SeesNothing);
 }
 
 #[test]
@@ -253,7 +257,7 @@ fn the_size_of_a_directory() {
     let damaged = DamagedInodes::new(&judges);
     let ino = damaged.ino("dir");
     damaged.edit_inode(ino, |inode| inode.size += 2);
-    damaged.require_only(&[(Code::InodeSize, ino)], Progs::Agrees);
+    damaged.require_only(&[(Code::InodeSize, ino)], ProgsVerdict::Agrees);
 }
 
 #[test]
@@ -262,7 +266,7 @@ fn the_size_of_a_symbolic_link() {
     let damaged = DamagedInodes::new(&judges);
     let ino = damaged.ino("symlink");
     damaged.edit_inode(ino, |inode| inode.size = 4.into());
-    damaged.require_only(&[(Code::InodeSize, ino)], Progs::SeesNothing);
+    damaged.require_only(&[(Code::InodeSize, ino)], ProgsVerdict::SeesNothing);
 }
 
 #[test]
@@ -271,7 +275,7 @@ fn bytes_that_are_counted_wrong() {
     let damaged = DamagedInodes::new(&judges);
     let ino = damaged.ino("file");
     damaged.edit_inode(ino, |inode| inode.nbytes += 4096);
-    damaged.require_only(&[(Code::InodeBytes, ino)], Progs::Agrees);
+    damaged.require_only(&[(Code::InodeBytes, ino)], ProgsVerdict::Agrees);
 }
 
 /// A hole at the end of a leaf that reaches into the first extent of the next leaf.
@@ -281,7 +285,7 @@ fn extents_that_overlap_in_two_leaves() {
     let recipe = Recipe::new().mkfs("-n 4096 -O ^no-holes").fill(fill_with_holes);
     let damaged = DamagedInodes::made(&judges, recipe);
     let (ino, leaves) = (damaged.ino("holes"), damaged.volume.leaves(TreeId::FS));
-    let last_hole = |leaf: &LeafItems| {
+    let last_hole = |leaf: &EditedItems| {
         let (key, data) = leaf.last()?;
         let is_of_file = key.objectid == ino && key.item_type == ItemType::EXTENT_DATA;
         let tail = data.get(size_of::<FileExtentHead>()..)?;
@@ -294,7 +298,7 @@ fn extents_that_overlap_in_two_leaves() {
         let tail = FileExtentTail::mut_from_bytes(tail).expect("an extent");
         tail.num_bytes += 4096;
     });
-    damaged.require_only(&[(Code::FileExtent, ino)], Progs::Agrees);
+    damaged.require_only(&[(Code::FileExtent, ino)], ProgsVerdict::Agrees);
 }
 
 #[test]
@@ -314,7 +318,7 @@ fn a_fifo_with_contents() {
         let data = [head.as_bytes(), b"abc"].concat();
         insert(items, [(Key::new(ino, ItemType::EXTENT_DATA, 0), data)]);
     });
-    damaged.require_only(&[(Code::FileExtent, ino)], Progs::SeesNothing);
+    damaged.require_only(&[(Code::FileExtent, ino)], ProgsVerdict::SeesNothing);
 }
 
 /// A file of many pieces with holes between them, in several leaves.
@@ -337,7 +341,7 @@ fn a_hole_that_is_not_recorded() {
         let hole = Key::new(ino, ItemType::EXTENT_DATA, 65_536 + 4096);
         remove(items, |key, _| *key == hole);
     });
-    damaged.require_only(&[(Code::FileHole, ino)], Progs::Agrees);
+    damaged.require_only(&[(Code::FileHole, ino)], ProgsVerdict::Agrees);
 }
 
 #[test]
@@ -347,7 +351,7 @@ fn the_reference_of_a_root_directory() {
     damaged.edit(Key::new(ROOT, ItemType::INODE_REF, ROOT), |items, slot| {
         items.remove(slot);
     });
-    let outcome = damaged.require_only(&[(Code::LinkCount, ROOT)], Progs::Agrees);
+    let outcome = damaged.require_only(&[(Code::LinkCount, ROOT)], ProgsVerdict::Agrees);
     assert_eq!(paths(&outcome), ["/".to_owned()].into());
 }
 
@@ -358,7 +362,7 @@ fn the_name_of_a_root_directory() {
     damaged.edit(Key::new(ROOT, ItemType::INODE_REF, ROOT), |items, slot| {
         *items[slot].1.last_mut().expect("a name") = b'-';
     });
-    damaged.require_only(&[(Code::Inode, ROOT)], Progs::Agrees);
+    damaged.require_only(&[(Code::Inode, ROOT)], ProgsVerdict::Agrees);
 }
 
 /// Changes the head of the first extent of a large file.
@@ -371,7 +375,7 @@ fn require_bad_extent(change: impl FnOnce(&mut FileExtentHead)) {
         let head = FileExtentHead::mut_from_prefix(&mut items[slot].1).expect("an extent").0;
         change(head);
     });
-    damaged.require_only(&[(Code::FileExtent, ino)], Progs::Agrees);
+    damaged.require_only(&[(Code::FileExtent, ino)], ProgsVerdict::Agrees);
 }
 
 #[test]

@@ -10,6 +10,7 @@ use offshoot_btrfs::{
     mkfs,
 };
 use offshoot_device::{BlockDevice, MemoryDevice};
+use offshoot_testkit::threads::SetOnDrop;
 use offshoot_vfs::{
     EntryPlace, Errno, Error, FileSystem as _, FileSystemMut as _, NewFile, Timestamp,
 };
@@ -38,17 +39,8 @@ fn volume(mib: usize) -> (Arc<BtrfsVolume>, Filesystem) {
 fn make(fs: &Filesystem, name: &str, len: usize) -> Result<(), Error> {
     let place = EntryPlace { dir: fs.root(), name: name.as_bytes() };
     let file = fs.create(place, &NEW)?;
-    let data: Vec<u8> = (0..len).map(|at| (at % 251) as u8).collect();
-    fs.write(file, 0, &data, AT).map(|_| ())
-}
-
-/// Ends the writing threads, also when the test fails.
-struct SetOnDrop<'f>(&'f AtomicBool);
-
-impl Drop for SetOnDrop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
+    let data: Vec<u8> = (0..=250).cycle().take(len).collect();
+    fs.write(file, 0, &data, AT)
 }
 
 /// Threads make and remove files, and the volume commits many times within each check. Without the

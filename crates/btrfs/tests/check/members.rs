@@ -19,7 +19,7 @@ use offshoot_testkit::loops::AttachedLoop;
 use offshoot_testkit::run::run;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::common::{DamagedVolume, Progs, require_sound, show};
+use crate::common::{DamagedVolume, ProgsVerdict, require_sound, show};
 
 /// An empty volume.
 fn empty(judges: &Judges, members: usize, mkfs: &str) -> Disks {
@@ -58,7 +58,7 @@ macro_rules! damaged_superblocks {
             let volume = DamagedVolume::of(empty(&judges, 2, "-d raid1 -m raid1"));
             let damage: fn(&DamagedVolume) = $damage;
             damage(&volume);
-            let outcome = volume.require(BtrfsFindingCode::$code, Progs::$progs);
+            let outcome = volume.require(BtrfsFindingCode::$code, ProgsVerdict::$progs);
             require_places(&outcome, &[$place]);
         }
     )*};
@@ -115,7 +115,7 @@ fn a_short_member() {
     let volume = DamagedVolume::of(empty(&judges, 2, "-d raid1 -m raid1"));
     let file = File::options().write(true).open(&volume.disks().images()[1]);
     file.expect("an image opens").set_len(240 << 20).expect("it is cut");
-    let outcome = volume.require(BtrfsFindingCode::Member, Progs::Agrees);
+    let outcome = volume.require(BtrfsFindingCode::Member, ProgsVerdict::Agrees);
     require_places(&outcome, &[SECOND]);
 }
 
@@ -131,7 +131,7 @@ fn a_backup_root() {
         let backup = backups.find(|backup| backup.tree_root_gen == newest);
         backup.expect("the kernel stores one at each commit").fs_root_level += 1;
     });
-    let outcome = volume.require(BtrfsFindingCode::BackupRoot, Progs::SeesNothing);
+    let outcome = volume.require(BtrfsFindingCode::BackupRoot, ProgsVerdict::SeesNothing);
     require_places(&outcome, &[WHOLE]);
 }
 
@@ -142,7 +142,7 @@ fn damaged_item(
     is_wanted: impl Fn(Key, &[u8]) -> bool,
     edit: impl FnOnce(&mut Vec<u8>),
     code: BtrfsFindingCode,
-    progs: Progs,
+    progs: ProgsVerdict,
 ) -> Option<(Key, CheckOutcome)> {
     let judges = judges::require()?;
     let volume = DamagedVolume::of(empty(&judges, 2, "-d raid1 -m raid1"));
@@ -165,7 +165,7 @@ fn is_data_chunk(key: Key, data: &[u8]) -> bool {
 }
 
 /// Changes the second stripe of a chunk of data.
-fn damaged_stripe(edit: impl FnOnce(&mut StripeItem), code: BtrfsFindingCode, progs: Progs) {
+fn damaged_stripe(edit: impl FnOnce(&mut StripeItem), code: BtrfsFindingCode, progs: ProgsVerdict) {
     let edit = |data: &mut Vec<u8>| {
         edit(view(&mut data[size_of::<ChunkItem>() + size_of::<StripeItem>()..]));
     };
@@ -178,13 +178,13 @@ fn damaged_stripe(edit: impl FnOnce(&mut StripeItem), code: BtrfsFindingCode, pr
 
 #[test]
 fn a_stripe_with_another_uuid() {
-    damaged_stripe(|stripe| stripe.dev_uuid[3] ^= 1, BtrfsFindingCode::Chunk, Progs::Agrees);
+    damaged_stripe(|stripe| stripe.dev_uuid[3] ^= 1, BtrfsFindingCode::Chunk, ProgsVerdict::Agrees);
 }
 
 #[test]
 fn a_stripe_at_another_place() {
     let code = BtrfsFindingCode::DeviceExtent;
-    damaged_stripe(|stripe| stripe.offset += 1 << 20, code, Progs::SeesNothing);
+    damaged_stripe(|stripe| stripe.offset += 1 << 20, code, ProgsVerdict::SeesNothing);
 }
 
 /// Whether an item is a range of the second member.
@@ -198,7 +198,7 @@ macro_rules! damaged_extents {
         fn $name() {
             let edit: fn(&mut Vec<u8>) = $edit;
             let (tree, code) = (TreeId::DEV, BtrfsFindingCode::DeviceExtent);
-            let damaged = damaged_item(tree, is_extent_of_second, edit, code, Progs::$progs);
+            let damaged = damaged_item(tree, is_extent_of_second, edit, code, ProgsVerdict::$progs);
             if let Some((_, outcome)) = damaged {
                 assert_eq!(outcome.findings.len(), 1, "{}", show(&outcome));
             }
@@ -220,7 +220,7 @@ fn bytes_used_of_a_member() {
     let is_second = |key: Key, _: &[u8]| key.item_type == ItemType::DEV_ITEM && key.offset == 2;
     let edit = |data: &mut Vec<u8>| view::<DevItem>(data).bytes_used += 65_536;
     let (tree, code) = (TreeId::CHUNK, BtrfsFindingCode::Member);
-    if let Some((_, outcome)) = damaged_item(tree, is_second, edit, code, Progs::Agrees) {
+    if let Some((_, outcome)) = damaged_item(tree, is_second, edit, code, ProgsVerdict::Agrees) {
         require_places(&outcome, &[SECOND, SECOND]);
     }
 }
@@ -237,7 +237,7 @@ fn a_system_chunk() {
             view::<StripeItem>(&mut array[stripes + size_of::<StripeItem>()..]).dev_uuid[5] ^= 1;
         });
     }
-    volume.require(BtrfsFindingCode::SystemChunk, Progs::Agrees);
+    volume.require(BtrfsFindingCode::SystemChunk, ProgsVerdict::Agrees);
 }
 
 fn btrfs(mount: &MountedMembers, command: &str) {

@@ -6,7 +6,7 @@ use offshoot_btrfs_format::inode::inode_refs;
 use offshoot_btrfs_format::{ItemType, Key};
 use offshoot_testkit::btrfs::judges;
 
-use crate::common::{LeafItems, Progs};
+use crate::common::{EditedItems, ProgsVerdict};
 use crate::inodes::{DamagedInodes, inode_key, inode_of, paths, remove};
 
 /// Where the file type of the entry called `name` is in an item of entries.
@@ -24,7 +24,7 @@ fn an_entry_whose_name_is_gone() {
         inode_of(items, slot).nlink = 1.into();
         remove(items, |key, _| *key == Key::new(ino, ItemType::INODE_REF, other));
     });
-    let outcome = damaged.require_only(&[(Code::EntryWithoutName, other)], Progs::Agrees);
+    let outcome = damaged.require_only(&[(Code::EntryWithoutName, other)], ProgsVerdict::Agrees);
     assert_eq!(paths(&outcome), ["/other".to_owned()].into());
 }
 
@@ -36,7 +36,7 @@ fn an_entry_that_leads_to_no_inode() {
     damaged.edit(inode_key(ino), |items, _| {
         remove(items, |key, _| key.objectid == ino);
     });
-    damaged.require_only(&[(Code::EntryWithoutName, dir)], Progs::Agrees);
+    damaged.require_only(&[(Code::EntryWithoutName, dir)], ProgsVerdict::Agrees);
 }
 
 #[test]
@@ -52,7 +52,7 @@ fn a_name_whose_entry_is_gone() {
         };
         remove(items, is_entry);
     });
-    damaged.require_only(&[(Code::NameWithoutEntry, ino)], Progs::Agrees);
+    damaged.require_only(&[(Code::NameWithoutEntry, ino)], ProgsVerdict::Agrees);
 }
 
 #[test]
@@ -65,7 +65,7 @@ fn a_name_with_another_index_than_its_entry() {
         let index = inode_refs(dir, data).next().expect("a name").expect("a name").index;
         data[..8].copy_from_slice(&(index + 100).to_le_bytes());
     });
-    damaged.require_only(&[(Code::NameWithoutEntry, ino)], Progs::Agrees);
+    damaged.require_only(&[(Code::NameWithoutEntry, ino)], ProgsVerdict::Agrees);
 }
 
 #[test]
@@ -77,7 +77,7 @@ fn a_name_that_differs_from_its_entry() {
         *items[slot].1.last_mut().expect("a name") = b'L';
     });
     let expected = [(Code::EntryWithoutName, dir), (Code::NameWithoutEntry, ino)];
-    damaged.require_only(&expected, Progs::Agrees);
+    damaged.require_only(&expected, ProgsVerdict::Agrees);
 }
 
 #[test]
@@ -91,7 +91,7 @@ fn an_entry_that_is_not_found_by_its_hash() {
         };
         remove(items, is_entry);
     });
-    damaged.require_only(&[(Code::EntryItems, dir)], Progs::Agrees);
+    damaged.require_only(&[(Code::EntryItems, dir)], ProgsVerdict::Agrees);
 }
 
 #[test]
@@ -102,7 +102,7 @@ fn an_entry_with_two_file_types() {
     damaged.edit(inode_key(dir), |items, _| {
         set_types(items, ItemType::DIR_ITEM, dir, b"small");
     });
-    damaged.require_only(&[(Code::EntryItems, dir)], Progs::Agrees);
+    damaged.require_only(&[(Code::EntryItems, dir)], ProgsVerdict::Agrees);
 }
 
 #[test]
@@ -114,11 +114,11 @@ fn an_entry_with_another_file_type_than_its_inode() {
         set_types(items, ItemType::DIR_ITEM, dir, b"small");
         set_types(items, ItemType::DIR_INDEX, dir, b"small");
     });
-    damaged.require_only(&[(Code::EntryType, ino)], Progs::Agrees);
+    damaged.require_only(&[(Code::EntryType, ino)], ProgsVerdict::Agrees);
 }
 
 /// Makes an entry that of a fifo, in the items of one type.
-fn set_types(items: &mut LeafItems, item_type: ItemType, dir: u64, name: &[u8]) {
+fn set_types(items: &mut EditedItems, item_type: ItemType, dir: u64, name: &[u8]) {
     let mut changed = 0;
     for (key, data) in items {
         if (key.objectid, key.item_type) == (dir, item_type)

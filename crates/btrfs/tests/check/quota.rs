@@ -12,7 +12,7 @@ use offshoot_testkit::btrfs::judges::{self, Judges};
 use offshoot_testkit::run::run;
 use zerocopy::FromBytes;
 
-use crate::common::{DamagedVolume, Progs, require_sound, show};
+use crate::common::{DamagedVolume, ProgsVerdict, require_sound, show};
 
 /// Groups of three levels: 2/1 contains 1/1 and 1/2, which contain some subvolumes.
 const FULL: &str = "
@@ -107,7 +107,7 @@ fn change_numbers(volume: &DamagedVolume, group: QgroupId) {
 fn require_wrong_numbers(disks: Disks, group: QgroupId) {
     let volume = DamagedVolume::of(disks);
     change_numbers(&volume, group);
-    let outcome = volume.require(BtrfsFindingCode::QuotaGroup, Progs::Agrees);
+    let outcome = volume.require(BtrfsFindingCode::QuotaGroup, ProgsVerdict::Agrees);
     let place = BtrfsFindingPlace::Item { tree: TreeId::QUOTA, key: group.info_key() };
     let found: Vec<_> = outcome.findings.iter().map(|finding| finding.place).collect();
     assert_eq!(found, [place, place], "{}", show(&outcome));
@@ -159,7 +159,7 @@ macro_rules! damaged_items {
             volume.edit(TreeId::QUOTA, |key, _| key == removed, |items, slot| {
                 items.remove(slot);
             });
-            let outcome = volume.require(BtrfsFindingCode::QuotaItem, Progs::$progs);
+            let outcome = volume.require(BtrfsFindingCode::QuotaItem, ProgsVerdict::$progs);
             let found: Vec<_> = outcome.findings.iter().map(|finding| finding.place).collect();
             assert_eq!(found, [BtrfsFindingPlace::Item { tree: TreeId::QUOTA, key: $place }]);
         }

@@ -14,7 +14,7 @@ use offshoot_testkit::run::run;
 use offshoot_vfs::{EntryPlace, FileSystem, FileSystemMut, Timestamp};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::common::{DamagedVolume, LeafItems, Progs, require_sound, show};
+use crate::common::{DamagedVolume, EditedItems, ProgsVerdict, require_sound, show};
 
 /// A subvolume `a` (256) with `b` (257) in it, a snapshot `s` of `a` with its entry of `b`, a
 /// received subvolume, and one that was deleted.
@@ -54,7 +54,7 @@ fn place(tree: TreeId, objectid: u64, item_type: ItemType, offset: u64) -> Btrfs
 
 /// The slot of an item.
 #[track_caller]
-fn slot_of(items: &LeafItems, objectid: u64, item_type: ItemType, offset: u64) -> usize {
+fn slot_of(items: &EditedItems, objectid: u64, item_type: ItemType, offset: u64) -> usize {
     let key = Key::new(objectid, item_type, offset);
     items.iter().position(|(one, _)| *one == key).expect("it is in the same leaf")
 }
@@ -74,7 +74,7 @@ macro_rules! damaged {
             let volume = DamagedVolume::of(made(&judges));
             let damage: fn(&DamagedVolume) = $damage;
             damage(&volume);
-            let outcome = volume.require(BtrfsFindingCode::$code, Progs::$progs);
+            let outcome = volume.require(BtrfsFindingCode::$code, ProgsVerdict::$progs);
             let found: Vec<_> = outcome.findings.iter().map(|finding| finding.place).collect();
             assert_eq!(found, $places, "{}", show(&outcome));
         }
@@ -172,7 +172,7 @@ damaged! {
 }
 
 /// Changes the first item of a type in the UUID tree.
-fn damaged_uuids(item_type: ItemType, change: impl FnOnce(&mut LeafItems, usize)) {
+fn damaged_uuids(item_type: ItemType, change: impl FnOnce(&mut EditedItems, usize)) {
     let Some(judges) = judges::require() else { return };
     let volume = DamagedVolume::of(made(&judges));
     let mut wanted = Key::MIN;
@@ -184,7 +184,7 @@ fn damaged_uuids(item_type: ItemType, change: impl FnOnce(&mut LeafItems, usize)
             change(items, slot);
         },
     );
-    let outcome = volume.require(BtrfsFindingCode::UuidTree, Progs::SeesNothing);
+    let outcome = volume.require(BtrfsFindingCode::UuidTree, ProgsVerdict::SeesNothing);
     let found: Vec<_> = outcome.findings.iter().map(|finding| finding.place).collect();
     assert_eq!(found, [BtrfsFindingPlace::Item { tree: TreeId::UUID, key: wanted }]);
 }
@@ -257,7 +257,7 @@ macro_rules! damaged_removals {
             let volume = DamagedVolume::of(with_deleted(&judges));
             let damage: fn(&DamagedVolume) = $damage;
             damage(&volume);
-            let outcome = volume.require(BtrfsFindingCode::DeletedSubvolume, Progs::$progs);
+            let outcome = volume.require(BtrfsFindingCode::DeletedSubvolume, ProgsVerdict::$progs);
             let found: Vec<_> = outcome.findings.iter().map(|finding| finding.place).collect();
             assert_eq!(found, [place(TreeId::ROOT, A, ItemType::ROOT_ITEM, 0)]);
         }
@@ -303,6 +303,6 @@ fn a_damaged_log() {
     volume.edit_superblock(0, SUPERBLOCK_OFFSETS[0], |bytes| {
         view::<SuperblockItem>(bytes).log_root_level += 1;
     });
-    let outcome = volume.require(BtrfsFindingCode::TreeLog, Progs::Agrees);
+    let outcome = volume.require(BtrfsFindingCode::TreeLog, ProgsVerdict::Agrees);
     assert_eq!(outcome.findings.len(), 1, "{}", show(&outcome));
 }

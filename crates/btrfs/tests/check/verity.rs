@@ -6,11 +6,11 @@ use offshoot_btrfs_format::{ItemType, Key};
 use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::btrfs::recipe::Recipe;
 
-use crate::common::{DamagedVolume, LeafItems, Progs};
+use crate::common::{DamagedVolume, EditedItems, ProgsVerdict};
 use crate::inodes::{DamagedInodes, fill, inode_key, inode_of, insert};
 
 /// The items of fs-verity of a file of 20,000 bytes: five blocks, so one block of digests.
-fn verity_items(ino: u64) -> LeafItems {
+fn verity_items(ino: u64) -> EditedItems {
     let mut descriptor = vec![0; 256];
     // Version 1, SHA-256, blocks of 4 KiB.
     descriptor[..3].copy_from_slice(&[1, 1, 12]);
@@ -30,7 +30,7 @@ fn verity_items(ino: u64) -> LeafItems {
 fn items_of_verity() {
     let Some(judges) = judges::require() else { return };
     let disks = Recipe::new().mib(256).fill(fill).make(&judges);
-    let judge = |change: &dyn Fn(&mut LeafItems, &mut InodeItem), is_sound: bool| {
+    let judge = |change: &dyn Fn(&mut EditedItems, &mut InodeItem), is_sound: bool| {
         let damaged = DamagedInodes { volume: DamagedVolume::of(disks.copy(&judges)) };
         let ino = damaged.ino("file");
         damaged.edit(inode_key(ino), |items, slot| {
@@ -41,7 +41,7 @@ fn items_of_verity() {
             insert(items, new);
         });
         let expected = [(Code::Verity, ino)];
-        damaged.require_only(if is_sound { &[] } else { &expected }, Progs::SeesNothing);
+        damaged.require_only(if is_sound { &[] } else { &expected }, ProgsVerdict::SeesNothing);
     };
     judge(&|_, _| {}, true);
     for missing in 0..4 {

@@ -15,7 +15,7 @@ use offshoot_btrfs_format::key::objectid;
 use offshoot_btrfs_format::{ItemType, Key, Logical, TreeId};
 use offshoot_vfs::Result;
 
-use super::super::finding::{BtrfsFindingCode, BtrfsFindingPlace, Findings};
+use super::super::finding::{BtrfsFindingCode, BtrfsFindingPlace, BtrfsFindings};
 use super::super::reference::DataUse;
 use super::super::sort::SortedRecords;
 use super::super::volume::{CheckedVolume, KeyRange};
@@ -25,7 +25,7 @@ use crate::tree::TreeRoot;
 
 /// Goes through the checksums of a partition.
 pub(super) struct ChecksumCheck<'v> {
-    findings: &'v Findings,
+    findings: &'v BtrfsFindings,
     stream: ItemStream<'v>,
     checksum_len: u64,
     sector: u64,
@@ -186,7 +186,7 @@ enum Coverage {
 
 /// Goes through the ranges of data that files use.
 pub(super) struct UseCheck<'v> {
-    findings: &'v Findings,
+    findings: &'v BtrfsFindings,
     records: SortedRecords<DataUse>,
     /// Whether data may have users that could not be read.
     are_some_hidden: bool,
@@ -205,7 +205,7 @@ pub(super) struct UseCheck<'v> {
 
 impl<'v> UseCheck<'v> {
     pub(super) fn new(
-        findings: &'v Findings,
+        findings: &'v BtrfsFindings,
         records: SortedRecords<DataUse>,
         start: u64,
         are_some_hidden: bool,

@@ -10,12 +10,12 @@ use std::ops::Range;
 use offshoot_btrfs_format::space::{FREE_SPACE_USING_BITMAPS, FreeSpaceInfo};
 use offshoot_btrfs_format::{ItemType, Key, Logical, TreeId};
 
-use super::super::finding::{BtrfsFindingCode, BtrfsFindingPlace, Findings};
+use super::super::finding::{BtrfsFindingCode, BtrfsFindingPlace, BtrfsFindings};
 use super::stream::ItemStream;
 
 /// Compares the free-space tree.
 pub(super) struct FreeSpaceCheck<'v> {
-    findings: &'v Findings,
+    findings: &'v BtrfsFindings,
     stream: ItemStream<'v>,
     sector: u64,
     group: Range<u64>,
@@ -40,7 +40,7 @@ pub(super) struct FreeSpaceCheck<'v> {
 }
 
 impl<'v> FreeSpaceCheck<'v> {
-    pub(super) fn new(findings: &'v Findings, stream: ItemStream<'v>, sector: u64) -> Self {
+    pub(super) fn new(findings: &'v BtrfsFindings, stream: ItemStream<'v>, sector: u64) -> Self {
         Self {
             findings,
             stream,

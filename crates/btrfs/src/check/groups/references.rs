@@ -6,7 +6,7 @@ use offshoot_btrfs_format::{Logical, TreeId};
 use offshoot_vfs::Result;
 
 use super::super::addresses::AddressSet;
-use super::super::finding::{BtrfsFindingCode, BtrfsFindingPlace, Findings};
+use super::super::finding::{BtrfsFindingCode, BtrfsFindingPlace, BtrfsFindings};
 use super::super::reference::{ReferenceHolder, ReferenceRecord, ReferenceTarget};
 use super::super::sort::SortedRecords;
 use super::super::walk::{Walk, WalkedVolume};
@@ -77,7 +77,7 @@ impl UsedExtent {
 
 /// Compares references.
 pub(super) struct ReferenceCheck<'g> {
-    pub(super) findings: &'g Findings,
+    pub(super) findings: &'g BtrfsFindings,
     pub(super) doubt: &'g Doubt,
     /// The tree blocks that the walk has used.
     pub(super) visited: &'g AddressSet,
