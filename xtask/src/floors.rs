@@ -29,6 +29,7 @@ const BTRFS: EngineFloors = EngineFloors {
         &["block"],
         &["tree"],
         &["options"],
+        &["rescue"],
         &["space"],
         &["transaction"],
         &["delayed"],

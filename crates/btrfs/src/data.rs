@@ -130,9 +130,9 @@ impl FileData {
         &self.inode
     }
 
-    /// Whether its data has checksums.
-    fn is_verified(&self) -> bool {
-        self.inode.flags.get() & inode_flags::NODATASUM == 0
+    /// Whether its data is compared with checksums.
+    fn is_verified(&self, volume: &impl FileVolume) -> bool {
+        !volume.base().ignores_checksums && self.inode.flags.get() & inode_flags::NODATASUM == 0
     }
 
     /// The size in bytes.
@@ -428,7 +428,7 @@ impl Decoding {
             disk_bytes,
             ram_bytes,
             compression,
-            is_verified: data.is_verified(),
+            is_verified: data.is_verified(volume),
         };
         let sector = volume.base().superblock().sector_size;
         let read = || {
@@ -569,7 +569,7 @@ fn read_verified(
     from: Logical,
     buf: &mut [u8],
 ) -> Result<()> {
-    if !data.is_verified() {
+    if !data.is_verified(volume) {
         return volume.base().read_data(from, buf, None);
     }
     let sums = checksums(volume.base(), from, buf.len() as u64)?;

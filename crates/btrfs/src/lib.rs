@@ -25,6 +25,7 @@
 //! | `delayed` | items of names and inodes, gathered until they go to a tree a leaf at a time |
 //! | `transaction` | transactions, delayed references, commits; the numbers of quota groups |
 //! | `space` | block groups, free space, reservations |
+//! | `rescue` | older roots, and what is read of damaged trees |
 //! | `options` | how a volume is opened |
 //! | `tree` | search in a tree, and changes of a tree by many threads |
 //! | `block` | verified tree blocks and the cache of them |
@@ -49,6 +50,7 @@ mod log;
 mod mkfs;
 mod options;
 mod report;
+mod rescue;
 mod scrub;
 #[cfg(test)]
 #[path = "../tests/shared/shown.rs"]
@@ -75,8 +77,9 @@ pub use mkfs::{MkfsFeatures, MkfsOptions, check_mkfs, mkfs};
 pub use offshoot_kit::counter::Counter;
 #[doc(hidden)]
 pub use options::Mechanisms;
-pub use options::{Compress, EngineOptions, NewFiles};
+pub use options::{Compress, EngineOptions, NewFiles, Rescue, RootChoice};
 pub use report::{Reporter, VolumeReport};
+pub use rescue::{FoundRoot, RootSource};
 pub use scrub::{
     ScrubCounts, ScrubEvent, ScrubFinding, ScrubOptions, ScrubOutcome, ScrubOwner, ScrubWatch,
 };

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use offshoot_btrfs_format::quota::QgroupId;
-use offshoot_btrfs_format::{DeviceId, Generation, Logical, Physical};
+use offshoot_btrfs_format::{DeviceId, Generation, Logical, Physical, TreeId};
 use offshoot_vfs::FileId;
 use tracing::warn;
 use uuid::Uuid;
@@ -56,8 +56,8 @@ pub enum VolumeReport {
         /// What is wrong with it.
         problem: String,
     },
-    /// The pending tree log of a metadata dump cannot be replayed, so the volume shows the last
-    /// commit.
+    /// The pending tree log cannot be replayed, so the volume shows the last commit. A metadata
+    /// dump or a damaged volume may lack what a replay needs.
     LogNotReplayed {
         /// What went wrong.
         problem: String,
@@ -124,6 +124,20 @@ pub enum VolumeReport {
         /// Whether the result is on the devices. If not, it is only in memory, and the log is still
         /// pending.
         is_stored: bool,
+    },
+    /// The volume is read through another root of a tree than the superblock names.
+    OtherRoot {
+        /// The root tree, or the chunk tree.
+        tree: TreeId,
+        /// The commit that wrote the root.
+        generation: Generation,
+        /// The address of its block.
+        logical: Logical,
+    },
+    /// The checksum tree cannot be read, so data is taken as it is read.
+    NoChecksums {
+        /// What is wrong with it.
+        problem: String,
     },
     /// The volume holds metadata only (it was made by `btrfs-image`).
     MetadataOnly,
@@ -236,12 +250,20 @@ impl fmt::Display for VolumeReport {
                 "the pending tree log is ignored: what was fsynced after the last commit is not shown",
             ),
             Self::LogNotReplayed { problem } => {
-                write!(f, "the last commit of a metadata dump is shown, because its tree log cannot be replayed: {problem}")
+                write!(f, "the last commit is shown, because the tree log cannot be replayed: {problem}")
             }
             Self::LogReplayed { is_stored: true } => f.write_str("the tree log was replayed"),
             Self::LogReplayed { is_stored: false } => {
                 f.write_str("the tree log was replayed in memory: the devices stay as they are")
             }
+            Self::OtherRoot { tree, generation, logical } => write!(
+                f,
+                "the {tree} is read from the root of generation {generation} at {logical}, not from that of the superblock"
+            ),
+            Self::NoChecksums { problem } => write!(
+                f,
+                "data is taken as it is read, because the checksum tree cannot be used: {problem}"
+            ),
             Self::MetadataOnly => {
                 f.write_str("the volume was made by btrfs-image and holds no data of files")
             }

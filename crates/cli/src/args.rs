@@ -49,6 +49,7 @@ pub(crate) use subvolume::{
 use crate::live::ServedVolume;
 use crate::mount::is_called_by_mount;
 use crate::verbs::bench::{BENCH_HELP, BenchVerb};
+use crate::verbs::btrfs::rescuing::RescueArguments;
 use crate::verbs::btrfs::storing::StoringArguments;
 use crate::verbs::build::{BUILD_HELP, BuildArguments};
 use crate::verbs::mkfs::{MKFS_HELP, MkfsArguments};
@@ -455,6 +456,8 @@ pub(crate) struct OpenArguments {
     /// since, and XFS as its blocks are
     #[arg(long)]
     pub(crate) ignore_log: bool,
+    #[command(flatten)]
+    pub(crate) rescue: RescueArguments,
     #[command(flatten)]
     pub(crate) layers: LayerArguments,
     /// It is not opened at all: it is open.

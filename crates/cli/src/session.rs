@@ -238,7 +238,10 @@ impl Session {
         let reports = KeptReports::new(opening.warned, console);
         let mut options = EngineOptions {
             is_degraded: arguments.degraded,
-            is_log_ignored: opening.is_stored || arguments.ignore_log,
+            is_log_ignored: opening.is_stored
+                || arguments.ignore_log
+                || arguments.rescue.ignores_log(),
+            rescue: arguments.rescue.of_engine(),
             reporter: Some(reports.reporter()),
             has_tree_log: opening.has_tree_log,
             is_discarding: opening.is_discarding,
@@ -292,7 +295,9 @@ impl Session<XfsVolume> {
     ) -> Result<Self> {
         let reports = KeptReports::new(opening.warned, console);
         let mut options = XfsOptions {
-            is_log_ignored: opening.is_stored || arguments.ignore_log,
+            is_log_ignored: opening.is_stored
+                || arguments.ignore_log
+                || arguments.rescue.ignores_log(),
             reporter: Some(reports.reporter()),
             ..XfsOptions::default()
         };

@@ -5,7 +5,7 @@ use offshoot_btrfs_format::superblock::Superblock;
 use offshoot_btrfs_format::{Key, Logical, TreeId};
 use offshoot_vfs::{Errno, Error, Result};
 
-use super::{LiveVolume, RootCache, newest, stripe_tree, tree_root};
+use super::{LiveVolume, RootCache, chunk_tree_root, newest, stripe_tree, tree_root};
 use crate::block::BlockCache;
 use crate::report::VolumeReport;
 use crate::space::Roots;
@@ -19,6 +19,8 @@ pub struct Base {
     pub(crate) cache: BlockCache,
     root_tree: TreeRoot,
     pub(crate) csum_tree: Option<TreeRoot>,
+    /// Whether data is taken as it is read, without comparing its checksums.
+    pub(crate) ignores_checksums: bool,
     /// The RAID stripe tree, which says where data is; `None` in a volume without it.
     pub(crate) stripe_tree: Option<TreeRoot>,
     pub(super) subvolume_roots: RootCache,
@@ -33,6 +35,7 @@ impl Base {
             cache: BlockCache::new(cache_bytes, storage.superblock().node_size),
             root_tree: TreeRoot::of_root_tree(&storage.superblock().item),
             csum_tree: None,
+            ignores_checksums: false,
             stripe_tree: None,
             subvolume_roots: RootCache::default(),
             live: None,
@@ -68,6 +71,30 @@ impl Base {
     #[must_use]
     pub fn root_tree(&self) -> TreeRoot {
         self.root_tree
+    }
+
+    /// Reads the volume through another root, of another commit or at another place. A pending log
+    /// belongs to the newest one.
+    pub(crate) fn use_root(&mut self, root: TreeRoot) {
+        if root == self.root_tree {
+            return;
+        }
+        self.subvolume_roots = RootCache::default();
+        self.storage.superblock_mut().item.log_root = 0.into();
+        self.root_tree = root;
+    }
+
+    /// The chunk tree.
+    pub(crate) fn chunk_root(&self) -> TreeRoot {
+        chunk_tree_root(self)
+    }
+
+    /// Reads the chunks from another chunk tree.
+    pub(crate) fn use_chunk_root(&mut self, root: TreeRoot) {
+        let item = &mut self.storage.superblock_mut().item;
+        item.chunk_root = root.logical.0.into();
+        item.chunk_root_level = root.level;
+        item.chunk_root_generation = root.generation.0.into();
     }
 
     /// The checksum tree; `None` in a volume that has none.

@@ -9,6 +9,7 @@ pub(crate) mod label;
 pub(crate) mod last_stored;
 pub(crate) mod mkfs;
 pub(super) mod rescue;
+pub(crate) mod rescuing;
 pub(super) mod resize;
 pub(super) mod scrub;
 pub(super) mod sharing;

@@ -1,0 +1,135 @@
+//! Opening a damaged volume: which chunk tree and which root are used, and what may be absent.
+//!
+//! 1. The chunk tree is that of the superblock. If it cannot be read, those that backups name are
+//!    tried, the newest first.
+//! 2. The root is the one that the caller chose. A root is *usable* when its block and the root of
+//!    the top-level subvolume can be read.
+//! 3. A checksum tree whose root cannot be read counts as absent, if the caller allows that.
+
+use offshoot_btrfs_format::TreeId;
+use offshoot_vfs::{Errno, Error, Result};
+
+use super::Engine;
+use crate::options::{EngineOptions, RootChoice};
+use crate::report::VolumeReport;
+use crate::rescue::{FoundRoot, root_at, stored_roots};
+use crate::storage::GivenDevice;
+use crate::tree::{Blocks, TreeRoot};
+
+/// Whether `error` says that something is damaged or cannot be read, and not that the call is
+/// wrong.
+fn is_damage(error: &Error) -> bool {
+    matches!(error, Error::Corrupt(_) | Error::Io { .. })
+}
+
+impl Engine {
+    /// Learns members and chunks through the first chunk tree that can be read.
+    pub(super) fn learn_chunks(
+        &mut self,
+        found: &[GivenDevice],
+        options: &EngineOptions,
+    ) -> Result<()> {
+        let first = self.try_chunks(found, options);
+        let Err(error) = &first else { return first };
+        if options.rescue.root == RootChoice::Newest || !is_damage(error) {
+            return first;
+        }
+        let own = self.rooms.base.chunk_root();
+        let backups = stored_roots(&self.rooms.base.storage);
+        for root in backups.iter().filter_map(|found| found.chunk_root).filter(|root| *root != own)
+        {
+            self.rooms.base.use_chunk_root(root);
+            if self.try_chunks(found, options).is_ok() {
+                self.report(&VolumeReport::OtherRoot {
+                    tree: TreeId::CHUNK,
+                    generation: root.generation,
+                    logical: root.logical,
+                });
+                return Ok(());
+            }
+        }
+        self.rooms.base.use_chunk_root(own);
+        first
+    }
+
+    /// Uses the root that the options choose.
+    pub(super) fn choose_root(&mut self, options: &EngineOptions) -> Result<()> {
+        let own = self.root_tree();
+        let chosen = match options.rescue.root {
+            RootChoice::Newest => return Ok(()),
+            RootChoice::Block(logical) => root_at(&self.rooms.base.storage, logical)?,
+            RootChoice::Generation(generation) => {
+                let mut roots = stored_roots(&self.rooms.base.storage).into_iter();
+                let found = roots.find(|found| found.root.generation == generation);
+                found.map(|found| found.root).ok_or_else(|| {
+                    let what = format!("a root of generation {generation}");
+                    Error::posix(Errno::NOENT, what)
+                })?
+            }
+            RootChoice::Usable => self.usable_root(),
+        };
+        self.rooms.base.use_root(chosen);
+        if (chosen.logical, chosen.generation) != (own.logical, own.generation) {
+            self.report(&VolumeReport::OtherRoot {
+                tree: TreeId::ROOT,
+                generation: chosen.generation,
+                logical: chosen.logical,
+            });
+        }
+        Ok(())
+    }
+
+    /// The newest usable root, or else the newest one whose block can be read, or else that of the
+    /// superblock.
+    fn usable_root(&mut self) -> TreeRoot {
+        let own = self.root_tree();
+        let roots: Vec<_> = stored_roots(&self.rooms.base.storage);
+        let roots: Vec<_> = roots.iter().filter(|found| self.has_block(&found.root)).collect();
+        let usable = roots.iter().find(|found| self.is_usable(found));
+        usable.or(roots.first()).map_or(own, |found| found.root)
+    }
+
+    fn has_block(&self, root: &TreeRoot) -> bool {
+        self.block(&root.expected()).is_ok()
+    }
+
+    /// Whether the root of the top-level subvolume can be read through `found`.
+    fn is_usable(&mut self, found: &FoundRoot) -> bool {
+        self.rooms.base.use_root(found.root);
+        let top = self.tree(TreeId::FS);
+        top.is_ok_and(|top| self.has_block(&top))
+    }
+
+    /// Finds the checksum tree, and settles whether data is compared with it.
+    pub(super) fn find_checksums(&mut self, options: &EngineOptions) -> Result<()> {
+        let rescue = options.rescue;
+        let found = self.tree(TreeId::CSUM).and_then(|root| {
+            if rescue.ignores_bad_roots {
+                self.block(&root.expected())?;
+            }
+            Ok(root)
+        });
+        let (tree, problem) = match found {
+            Ok(root) => (Some(root), None),
+            Err(error @ Error::Posix { .. }) => (None, Some(error)),
+            Err(error) if rescue.ignores_bad_roots && is_damage(&error) => (None, Some(error)),
+            Err(error) => return Err(error),
+        };
+        let is_absent = tree.is_none() && rescue.ignores_bad_roots;
+        let base = &mut self.rooms.base;
+        base.csum_tree = tree;
+        base.ignores_checksums = rescue.ignores_checksums || is_absent;
+        if let Some(problem) = problem.filter(|_| is_absent) {
+            let problem = problem.to_string();
+            self.report(&VolumeReport::NoChecksums { problem });
+        }
+        Ok(())
+    }
+
+    /// The roots that the superblocks of the volume name, the newest first, each with whether its
+    /// block can be read.
+    pub fn stored_roots(&self) -> Vec<(FoundRoot, bool)> {
+        let roots = stored_roots(&self.rooms.base.storage).into_iter();
+        roots.map(|found| (found, self.has_block(&found.root))).collect()
+    }
+}
