@@ -12,11 +12,13 @@ mod decoded;
 mod drop;
 mod file;
 mod in_place;
+mod inferred;
 mod ordered;
 mod pack;
 mod pieces;
 mod prealloc;
 mod relocate;
+mod salvage;
 mod scratch;
 mod share;
 mod shift;
@@ -216,6 +218,9 @@ fn read_stored(
     range: Range<u64>,
     sink: &mut dyn Sink,
 ) -> Result<()> {
+    if volume.base().replaces_bad_data {
+        return salvage::read_salvaged(volume, data, range, sink);
+    }
     let (mut at, mut put_off) = (range.start, 0);
     while at < range.end {
         let epoch = volume.epoch();

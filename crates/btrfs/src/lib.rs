@@ -69,7 +69,7 @@ pub use block::TreeBlock;
 pub use engine::Engine;
 pub use events::EVENT_TARGETS;
 pub use filesystem::sharing::{ExtentUse, SharingCache};
-pub use filesystem::{BtrfsVolume, Filesystem};
+pub use filesystem::{BtrfsVolume, DeletedFiles, DeletedSearch, Filesystem, RecoveredFiles};
 pub use inode::Rooms;
 pub use log::{LogTree, LostLog};
 pub use mkfs::{MkfsFeatures, MkfsOptions, check_mkfs, mkfs};
@@ -78,7 +78,7 @@ pub use offshoot_kit::counter::Counter;
 #[doc(hidden)]
 pub use options::Mechanisms;
 pub use options::{Compress, EngineOptions, NewFiles, Rescue, RootChoice};
-pub use report::{Reporter, VolumeReport};
+pub use report::{LostItems, Reporter, VolumeReport};
 pub use rescue::{FoundRoot, RootSource};
 pub use scrub::{
     ScrubCounts, ScrubEvent, ScrubFinding, ScrubOptions, ScrubOutcome, ScrubOwner, ScrubWatch,

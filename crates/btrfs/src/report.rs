@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use offshoot_btrfs_format::quota::QgroupId;
-use offshoot_btrfs_format::{DeviceId, Generation, Logical, Physical, TreeId};
+use offshoot_btrfs_format::{DeviceId, Generation, Key, Logical, Physical, TreeId};
 use offshoot_vfs::FileId;
 use tracing::warn;
 use uuid::Uuid;
@@ -20,6 +20,34 @@ pub(crate) fn tell(reporter: Option<&Reporter>, report: &VolumeReport) {
     warn!(target: REPORT, "{report}");
     if let Some(reporter) = reporter {
         reporter(report);
+    }
+}
+
+/// Items of a tree that cannot be read, or may be missing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LostItems {
+    /// The tree.
+    pub tree: TreeId,
+    /// The first key.
+    pub from: Key,
+    /// The key behind the last one; `None` for the right edge of the tree.
+    pub to: Option<Key>,
+    /// How many blocks a search has found that were behind the lost one. With some, the items in
+    /// them are read, and only others are missing, if any.
+    pub found_blocks: usize,
+}
+
+impl fmt::Display for LostItems {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "items of tree {} from {}", self.tree, self.from)?;
+        match self.to {
+            Some(to) => write!(f, " to before {to}")?,
+            None => f.write_str(" on")?,
+        }
+        match self.found_blocks {
+            0 => Ok(()),
+            found => write!(f, "; {found} blocks of them were found, and others may be missing"),
+        }
     }
 }
 
@@ -133,6 +161,40 @@ pub enum VolumeReport {
         generation: Generation,
         /// The address of its block.
         logical: Logical,
+    },
+    /// A block of a tree cannot be read, and the reader has gone past it.
+    LostItems {
+        /// What was in it.
+        items: LostItems,
+        /// The address of the block.
+        logical: Logical,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// Data that no copy gives was read as zeros.
+    ReplacedData {
+        /// The file.
+        file: FileId,
+        /// Where the zeros begin in it, in bytes.
+        offset: u64,
+        /// How many there are.
+        len: u64,
+        /// Why the data cannot be read.
+        problem: String,
+    },
+    /// Data was taken as it is, because its checksums cannot be read.
+    UnverifiedData {
+        /// The file.
+        file: FileId,
+        /// Where the data begins in it, in bytes.
+        offset: u64,
+        /// How many bytes there are.
+        len: u64,
+    },
+    /// The chunk tree cannot be read, so the chunks are those that a search has found.
+    SearchedChunks {
+        /// How many they are.
+        count: usize,
     },
     /// The checksum tree cannot be read, so data is taken as it is read.
     NoChecksums {
@@ -259,6 +321,21 @@ impl fmt::Display for VolumeReport {
             Self::OtherRoot { tree, generation, logical } => write!(
                 f,
                 "the {tree} is read from the root of generation {generation} at {logical}, not from that of the superblock"
+            ),
+            Self::LostItems { items, logical, problem } => {
+                write!(f, "the block at {logical} cannot be read ({problem}), with {items}")
+            }
+            Self::ReplacedData { file, offset, len, problem } => write!(
+                f,
+                "{len} bytes at {offset} of {file} cannot be read, and are zeros: {problem}"
+            ),
+            Self::UnverifiedData { file, offset, len } => write!(
+                f,
+                "{len} bytes at {offset} of {file} are as they were read: their checksums cannot be"
+            ),
+            Self::SearchedChunks { count } => write!(
+                f,
+                "the chunk tree cannot be read: a search has found {count} chunks, and others may be missing"
             ),
             Self::NoChecksums { problem } => write!(
                 f,

@@ -229,7 +229,7 @@ fn claim(mounting: &Mounting<'_>, wanted: &MountCommandOptions, console: &Consol
         console.warning(&"mounted read-only, because the log is not replayed");
         return DeviceAccess::ReadOnly;
     }
-    if !wanted.rescue.is_empty() || mounting.arguments.open.rescue.of_engine().is_set() {
+    if !wanted.rescue.is_empty() || mounting.arguments.open.rescue.is_set() {
         console.warning(&"mounted read-only, because it is read around damage");
         return DeviceAccess::ReadOnly;
     }

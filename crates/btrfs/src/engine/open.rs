@@ -18,6 +18,7 @@ use crate::inode::{Inodes, Rooms, SubvolumeMoves};
 use crate::log::{self, RunningLog, in_volume};
 use crate::options::{EngineOptions, Mechanisms, Rescue};
 use crate::report::VolumeReport;
+use crate::rescue::AroundDamage;
 use crate::storage::{ChunkMap, GivenDevice, MappedChunk, Members, Storage, malformed};
 use crate::subvolume::SubvolumeState;
 use crate::transaction::{Base, chunk_tree_root};
@@ -107,6 +108,8 @@ impl Engine {
             Storage::open(devices, options.reporter.clone(), options.is_log_ignored)?;
         let mut volume = Self::over(storage, options);
         volume.learn_chunks(&found, options)?;
+        volume.rooms.base.around = AroundDamage::new(&options.rescue);
+        volume.rooms.base.replaces_bad_data = options.rescue.replaces_bad_data;
         volume.choose_root(options)?;
         volume.find_checksums(options)?;
         if volume.superblock().incompat.has(Incompat::RAID_STRIPE_TREE) {

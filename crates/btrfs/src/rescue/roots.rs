@@ -12,6 +12,7 @@ use offshoot_btrfs_format::superblock::{RootBackup, Superblock};
 use offshoot_btrfs_format::{Generation, Logical, TreeId, check};
 use offshoot_vfs::{Error, Result};
 
+use super::index::{BlockIndex, ScannedBlock};
 use crate::storage::{Storage, malformed};
 use crate::tree::TreeRoot;
 
@@ -22,6 +23,8 @@ pub enum RootSource {
     Superblock,
     /// A backup in a superblock.
     Backup,
+    /// Nothing: a search has found its block.
+    Search,
 }
 
 impl fmt::Display for RootSource {
@@ -29,6 +32,7 @@ impl fmt::Display for RootSource {
         f.write_str(match self {
             Self::Superblock => "superblock",
             Self::Backup => "backup",
+            Self::Search => "search",
         })
     }
 }
@@ -94,6 +98,25 @@ pub(crate) fn stored_roots(storage: &Storage) -> Vec<FoundRoot> {
     roots.sort_by_key(|found| (Reverse(found.root.generation), found.root.logical, found.source));
     roots.dedup_by_key(|found| (found.root.generation, found.root.logical));
     roots
+}
+
+/// The roots that a search finds, the newest first: of each commit its highest block of the root
+/// tree. Of several the one with the lowest key counts. The others were below a block that is gone.
+pub(crate) fn scanned_roots(index: &BlockIndex) -> Vec<FoundRoot> {
+    let mut blocks: Vec<_> = index.of_tree(TreeId::ROOT).to_vec();
+    blocks.sort_by_key(|block| (Reverse((block.generation, block.level)), block.first));
+    blocks.dedup_by_key(|block| block.generation);
+    let root = |block: ScannedBlock| FoundRoot {
+        root: TreeRoot {
+            id: TreeId::ROOT,
+            logical: block.logical,
+            level: block.level,
+            generation: block.generation,
+        },
+        chunk_root: None,
+        source: RootSource::Search,
+    };
+    blocks.into_iter().map(root).collect()
 }
 
 /// The root of the root tree at `logical`, as its block describes itself.

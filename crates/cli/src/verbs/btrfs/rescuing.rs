@@ -32,9 +32,6 @@ pub(crate) struct RescueArguments {
     /// Take data as it is read, without comparing checksums
     #[arg(long)]
     pub(crate) ignore_checksums: bool,
-    /// What the verb itself needs.
-    #[arg(skip)]
-    pub(crate) of_verb: Rescue,
 }
 
 impl RescueArguments {
@@ -53,9 +50,8 @@ impl RescueArguments {
         self.has(RescueWay::NoLogReplay)
     }
 
-    /// How the engine reads the volume.
-    pub(crate) fn of_engine(&self) -> Rescue {
-        let mut rescue = self.of_verb;
+    /// How the engine reads the volume, if the verb itself needs `rescue`.
+    pub(crate) fn of_engine(&self, mut rescue: Rescue) -> Rescue {
         if rescue.root == RootChoice::Newest && self.has(RescueWay::UseBackupRoot) {
             rescue.root = RootChoice::Usable;
         }
@@ -63,6 +59,11 @@ impl RescueArguments {
         rescue.ignores_checksums |=
             self.ignore_checksums || self.has(RescueWay::IgnoreDataChecksums);
         rescue
+    }
+
+    /// Whether the volume is read in another way than usually.
+    pub(crate) fn is_set(&self) -> bool {
+        self.of_engine(Rescue::default()).is_set()
     }
 
     /// The words on a command line that stand for these options.
