@@ -271,14 +271,14 @@ impl fmt::Display for VolumeReport {
         match self {
             Self::BadCopy { structure, logical, source, problem } => write!(
                 f,
-                "bad copy of {structure} at logical address {logical} ({source}): {problem}; another one was used"
+                "bad copy of {structure} at logical address {logical} ({source}): {problem}; another one was used, and a scrub repairs it"
             ),
             Self::SuperblockCopy { device, offset, problem } => write!(
                 f,
-                "{device}: the primary superblock is damaged ({problem}); the copy at {offset} is used"
+                "{device}: the primary superblock is damaged ({problem}); the copy at {offset} is used, and a scrub repairs the primary"
             ),
             Self::BadSuperblockCopy { device, offset, problem } => {
-                write!(f, "{device}: the superblock copy at {offset} is damaged ({problem})")
+                write!(f, "{device}: the superblock copy at {offset} is damaged ({problem}); a scrub repairs it")
             }
             Self::CommitFailed { problem } => write!(f, "committing: {problem}"),
             Self::ReadOnly { problem } => write!(
@@ -295,7 +295,7 @@ impl fmt::Display for VolumeReport {
                 write!(f, "removing what a crash left of files without names: {problem}")
             }
             Self::WrongFreeSpace { group, problem } => {
-                write!(f, "the block group at {group}: {problem}; see what btrfs check finds")
+                write!(f, "the block group at {group}: {problem}; see what a check finds")
             }
             Self::DiscardFailed { problem } => {
                 write!(f, "discarding what was freed, which ends here: {problem}")

@@ -608,8 +608,8 @@ pub(crate) struct ExtractArguments {
     /// Write a tar archive instead, to FILE or with `-` to standard output
     #[arg(long, value_name = "FILE")]
     pub(crate) tar: Option<PathBuf>,
-    /// Write zeros for data of a btrfs volume that no copy gives, with a list at the end of what was
-    /// replaced
+    /// Write zeros for data of a btrfs volume that no copy gives, with a list at the end of what
+    /// was replaced
     #[arg(long)]
     pub(crate) salvage: bool,
     /// Write what was done as JSON

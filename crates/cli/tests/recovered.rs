@@ -16,12 +16,12 @@ use offshoot_testkit::random::{Random, seed_of_run};
 use serde_json::Value;
 
 /// Regular files, by their paths from the top.
-type Contents = BTreeMap<PathBuf, Vec<u8>>;
+type FilesByPath = BTreeMap<PathBuf, Vec<u8>>;
 
 const NODE: usize = 16 << 10;
 
-fn contents(top: &Path) -> Contents {
-    let (mut found, mut dirs) = (Contents::new(), vec![top.to_path_buf()]);
+fn contents(top: &Path) -> FilesByPath {
+    let (mut found, mut dirs) = (FilesByPath::new(), vec![top.to_path_buf()]);
     while let Some(dir) = dirs.pop() {
         for entry in std::fs::read_dir(dir).expect("a directory") {
             let path = entry.expect("an entry").path();
@@ -67,7 +67,7 @@ fn fill(root: &Path) {
 /// A sound volume, and what is in it.
 struct Judged {
     disks: Disks,
-    truth: Contents,
+    truth: FilesByPath,
     blocks: BTreeMap<&'static str, Vec<u64>>,
     places: BTreeMap<u64, Vec<MirrorPlace>>,
 }
@@ -75,7 +75,7 @@ struct Judged {
 /// What a program got.
 struct Got {
     _dir: tempfile::TempDir,
-    files: Contents,
+    files: FilesByPath,
     output: Output,
 }
 

@@ -88,9 +88,7 @@ impl Engine {
                 let mut roots = self.found_roots().into_iter();
                 let found = roots.find(|found| found.root.generation == generation);
                 found.map(|found| found.root).ok_or_else(|| {
-                    let what = format!(
-                        "a root of generation {generation}; `recover --list-roots` shows those that are there"
-                    );
+                    let what = format!("a root of generation {generation}");
                     Error::posix(Errno::NOENT, what)
                 })?
             }

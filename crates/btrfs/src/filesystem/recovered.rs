@@ -15,8 +15,8 @@
 //! | the entry and the name | the file, in `lost+found` |
 //! | a whole directory | the directory in `lost+found`, with the files that name it as theirs |
 //!
-//! What is lost is found by a [`survey`](survey::Survey) of each subvolume, which reads all of its
-//! tree. The numbers of the directories that are made here are above those of all inodes.
+//! What is lost is found by a [`NameSurvey`] of each subvolume, which reads all of its tree. The
+//! numbers of the directories that are made here are above those of all inodes.
 
 mod survey;
 
@@ -32,7 +32,7 @@ use offshoot_vfs::{
 
 use super::{BtrfsVolume, Filesystem};
 use crate::{SubvolumeId, inode, subvolume};
-use survey::Survey;
+use survey::NameSurvey;
 
 /// The inode numbers of directories that are made here, and the cookies of entries that are added.
 const ADDED: u64 = 1 << 62;
@@ -45,7 +45,7 @@ const OF_SUBVOLUME: u64 = ADDED + 2;
 pub struct RecoveredFiles {
     fs: Filesystem,
     lost_and_found: Vec<u8>,
-    surveys: BTreeMap<u64, Survey>,
+    surveys: BTreeMap<u64, NameSurvey>,
 }
 
 impl RecoveredFiles {
@@ -58,7 +58,7 @@ impl RecoveredFiles {
     pub fn open(volume: &Arc<BtrfsVolume>, root: SubvolumeId) -> Result<Arc<Self>> {
         let fs = Filesystem::new(volume.clone(), root);
         volume.tree(root)?;
-        let mut surveys = BTreeMap::from([(root.0, Survey::of(volume, root)?)]);
+        let mut surveys = BTreeMap::from([(root.0, NameSurvey::of(volume, root)?)]);
         if root == TreeId::FS {
             survey_all(volume, &fs, &mut surveys)?;
         }
@@ -92,7 +92,7 @@ impl RecoveredFiles {
         FileId { dev: self.fs.root().dev, ino: LOST_AND_FOUND }
     }
 
-    fn survey(&self, dev: u64) -> Option<&Survey> {
+    fn survey(&self, dev: u64) -> Option<&NameSurvey> {
         self.surveys.get(&dev)
     }
 
@@ -157,12 +157,12 @@ impl RecoveredFiles {
 fn survey_all(
     volume: &Arc<BtrfsVolume>,
     fs: &Filesystem,
-    surveys: &mut BTreeMap<u64, Survey>,
+    surveys: &mut BTreeMap<u64, NameSurvey>,
 ) -> Result<()> {
     for info in volume.subvolumes() {
         let Ok(info) = info else { continue };
         if info.id != TreeId::FS {
-            surveys.insert(info.id.0, Survey::of(volume, info.id)?);
+            surveys.insert(info.id.0, NameSurvey::of(volume, info.id)?);
         }
     }
     for id in surveys.keys().copied().filter(|&id| id != TreeId::FS.0).collect::<Vec<_>>() {

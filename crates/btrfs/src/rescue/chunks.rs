@@ -31,17 +31,17 @@ const MOST_KEPT: usize = 1 << 18;
 const PIECE_BYTES: u64 = 1 << 20;
 
 /// A description with the generation of the leaf that it is in.
-type Found<K, V> = BTreeMap<K, (Generation, V)>;
+type Newest<K, V> = BTreeMap<K, (Generation, V)>;
 
 /// What leaves describe.
 #[derive(Default)]
 struct Descriptions {
-    devices: Found<u64, DevItem>,
-    chunks: Found<Logical, Chunk>,
+    devices: Newest<u64, DevItem>,
+    chunks: Newest<Logical, Chunk>,
     /// By device and offset: the chunk and the length.
-    extents: Found<(u64, u64), (Logical, u64)>,
+    extents: Newest<(u64, u64), (Logical, u64)>,
     /// By address: length and flags.
-    groups: Found<Logical, (u64, BlockGroupFlags)>,
+    groups: Newest<Logical, (u64, BlockGroupFlags)>,
 }
 
 /// Devices and chunks, the chunks of the newest leaves first.
@@ -50,7 +50,7 @@ pub(crate) struct FoundChunks {
     pub(crate) chunks: Vec<Chunk>,
 }
 
-fn note<K: Ord, V>(found: &mut Found<K, V>, key: K, generation: Generation, value: V) {
+fn note<K: Ord, V>(found: &mut Newest<K, V>, key: K, generation: Generation, value: V) {
     if found.get(&key).is_some_and(|(known, _)| *known >= generation)
         || found.len() >= MOST_KEPT && !found.contains_key(&key)
     {

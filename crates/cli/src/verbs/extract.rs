@@ -17,7 +17,7 @@ use serde_json::Value;
 
 use crate::args::ExtractArguments;
 use crate::edit::{moment, place_in};
-use crate::exit::{ExitStatus, Result, VerbFailure, reported};
+use crate::exit::{ExitStatus, Result, VerbFailure, reported, show_steps};
 use crate::interrupt;
 use crate::occupied;
 use crate::output::{Console, human_size, write_line};
@@ -134,6 +134,9 @@ pub(super) fn run(
         write_line(out, &with_losses(&outcome, lost)?)?;
     } else if let Some(volume) = volume {
         losses.print(volume, console);
+    }
+    if !arguments.salvage {
+        show_steps(outcome.worst, console);
     }
     reported(outcome.worst.max((!losses.is_empty()).then_some(Worst::Corrupt)))
 }

@@ -35,7 +35,7 @@ pub(super) struct FoundName {
 
 /// What a subvolume has lost of its names.
 #[derive(Default)]
-pub(super) struct Survey {
+pub(super) struct NameSurvey {
     /// The found names, by the directory.
     names: BTreeMap<u64, Vec<FoundName>>,
     /// The inodes that nothing leads to.
@@ -47,7 +47,7 @@ pub(super) struct Survey {
     bytes: usize,
 }
 
-impl Survey {
+impl NameSurvey {
     /// Surveys the subvolume `id`.
     pub(super) fn of(volume: &Rooms, id: TreeId) -> Result<Self> {
         let mut survey = Self::default();
@@ -59,7 +59,8 @@ impl Survey {
         if volume.lost_items().iter().all(|items| items.tree != id) {
             return Ok(survey);
         }
-        let mut search = NameSearch { volume, root, orphans: BTreeSet::new(), survey: &mut survey };
+        let mut search =
+            LostNameSearch { volume, root, orphans: BTreeSet::new(), survey: &mut survey };
         search.find_names()?;
         search.find_phantoms()?;
         search.find_entries()?;
@@ -96,12 +97,12 @@ impl Survey {
 }
 
 /// A search for the lost names of a subvolume.
-struct NameSearch<'v> {
+struct LostNameSearch<'v> {
     volume: &'v Rooms,
     root: TreeRoot,
     /// Inodes that may be orphans.
     orphans: BTreeSet<u64>,
-    survey: &'v mut Survey,
+    survey: &'v mut NameSurvey,
 }
 
 /// What is known of the inode whose items the search is at.
@@ -113,7 +114,7 @@ struct SearchedInode {
     entries: BTreeSet<Vec<u8>>,
 }
 
-impl NameSearch<'_> {
+impl LostNameSearch<'_> {
     fn id(&self) -> TreeId {
         self.root.id
     }

@@ -125,5 +125,9 @@ fn open(
     console: &Arc<Console>,
 ) -> Result<Arc<BtrfsVolume>> {
     let opening = Opening { rescue, told: Some(told), ..Opening::to(Access::Read) };
-    Ok(Session::open_to_read(&arguments.volume, &arguments.open, opening, console)?.volume)
+    let opened = Session::open_to_read(&arguments.volume, &arguments.open, opening, console);
+    if let (Err(_), Some(_)) = (&opened, arguments.generation) {
+        console.step("`offshoot recover --list-roots` shows the generations that are there");
+    }
+    Ok(opened?.volume)
 }
