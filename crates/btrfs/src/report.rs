@@ -46,7 +46,10 @@ impl fmt::Display for LostItems {
         }
         match self.found_blocks {
             0 => Ok(()),
-            found => write!(f, "; {found} blocks of them were found, and others may be missing"),
+            found => write!(
+                f,
+                "; {found} blocks of them were found, and others may be missing or older states"
+            ),
         }
     }
 }

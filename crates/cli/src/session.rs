@@ -266,6 +266,10 @@ impl Session {
             flushes_on_commit: opening.flushes_on_commit,
             ..EngineOptions::default()
         };
+        if opening.access == Access::Write && options.rescue.is_set() {
+            let what = "writing to a volume that is read around damage: leave out --rescue and --ignore-checksums";
+            return Err(Error::posix(Errno::INVAL, what).into());
+        }
         opening.storing.apply_to(&mut options);
         if let Some(bytes) = opening.dirty_bytes {
             options.dirty_bytes = bytes;

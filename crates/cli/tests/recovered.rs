@@ -130,7 +130,20 @@ impl Judged {
         for (path, _) in recovered.files.iter().filter(|got| !is_right(got)) {
             let is_elsewhere = path.starts_with("lost+found");
             let is_told = told.contains(path.to_str().expect("a plain path"));
-            assert!(is_elsewhere || is_told, "{what}: {} is wrong: {report}", path.display());
+            // In place of blocks that are lost there may be older states of them, which is told.
+            let tree = match path.components().next().map(|first| first.as_os_str().to_owned()) {
+                Some(first) if first == "subvolume" => 256,
+                Some(first) if first == "snapshot" => 257,
+                _ => 5,
+            };
+            let lost = report["lost"].as_array().expect("a list");
+            let is_doubtful =
+                lost.iter().any(|one| one["tree"] == tree && one["found_blocks"] != 0);
+            assert!(
+                is_elsewhere || is_told || is_doubtful,
+                "{what}: {} is wrong: {report}",
+                path.display()
+            );
         }
         recovered.files.iter().filter(is_right).count()
     }
@@ -204,4 +217,53 @@ fn without_random_blocks_we_get_what_restore_gets() {
             volume.judge(&format!("{mkfs} {round}: {blocks:?}"), &damaged);
         }
     }
+}
+
+/// Makes files, commits, and removes some of them and a subvolume.
+fn fill_and_remove(root: &Path) {
+    let sync = || offshoot_testkit::run::run("sync", &["-f".as_ref(), root.as_os_str()]);
+    let mut random = Random::new(12);
+    std::fs::create_dir(root.join("photos")).expect("a directory");
+    for number in 0..4 {
+        let path = root.join(format!("photos/photo-{number}.jpg"));
+        std::fs::write(path, random.bytes(100_000)).expect("a file");
+    }
+    std::fs::write(root.join("note.txt"), b"a note").expect("a file");
+    subvolumes::create(&root.join("subvolume"));
+    std::fs::write(root.join("subvolume/inside"), random.bytes(5000)).expect("a file");
+    sync();
+    std::fs::remove_file(root.join("photos/photo-1.jpg")).expect("it goes");
+    std::fs::remove_file(root.join("note.txt")).expect("it goes");
+    std::fs::rename(root.join("photos/photo-2.jpg"), root.join("renamed.jpg")).expect("it moves");
+    sync();
+    let subvolume = root.join("subvolume");
+    let words = ["subvolume".as_ref(), "delete".as_ref(), subvolume.as_os_str()];
+    offshoot_testkit::run::run("btrfs", &words);
+}
+
+/// Files that only older roots show come back with their data, and renamed ones do not count.
+#[test]
+fn deleted_files_come_back_from_older_roots() {
+    let Some(judges) = judges::require() else { return };
+    let disks = Recipe::new().mib(300).fill(fill_and_remove).make(&judges);
+    let mut random = Random::new(12);
+    let photos: Vec<_> = (0..4).map(|_| random.bytes(100_000)).collect();
+    let inside = random.bytes(5000);
+    let wanted = [
+        ("photos/photo-1.jpg", photos[1].clone()),
+        ("note.txt", b"a note".to_vec()),
+        ("subvolume/inside", inside),
+    ];
+    let found = recover(&disks, &["--deleted"]);
+    assert_eq!(found.output.status.code(), Some(0), "{:?}", found.output);
+    // Each path begins with the generation of the root that shows it.
+    let without_generation = |path: &PathBuf| path.components().skip(1).collect::<PathBuf>();
+    let all: FilesByPath =
+        found.files.iter().map(|(path, bytes)| (without_generation(path), bytes.clone())).collect();
+    let expected: FilesByPath =
+        wanted.iter().map(|(path, bytes)| (path.into(), bytes.clone())).collect();
+    assert!(all == expected, "{:?} found", all.keys());
+    let some = recover(&disks, &["--deleted=*.jpg"]);
+    let paths: Vec<_> = some.files.keys().map(without_generation).collect();
+    assert_eq!(paths, [PathBuf::from("photos/photo-1.jpg")]);
 }

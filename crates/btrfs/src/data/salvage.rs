@@ -7,15 +7,18 @@
 
 use std::ops::Range;
 
+use offshoot_btrfs_format::file_extent::{FileExtent, FileExtentBody};
 use offshoot_btrfs_format::{ItemType, Key, Logical, TreeId};
 use offshoot_vfs::{Error, Result};
 
 use super::checksums::checksums;
-use super::pieces::{PieceSource, ReadPiece};
+use super::pieces::{PieceSource, ReadPiece, extent_len};
 use super::scratch::with_scratch;
 use super::sink::Sink;
-use super::{FileData, FileVolume, give, index};
+use super::{FileData, FileVolume, give, index, tree_of};
 use crate::report::VolumeReport;
+use crate::storage::malformed;
+use crate::tree::Cursor;
 
 /// Gives the data in `range` to `sink`, with zeros for what cannot be read.
 pub(super) fn read_salvaged(
@@ -37,13 +40,12 @@ pub(super) fn read_salvaged(
             break;
         }
         for piece in batch.drain(..) {
-            report_gap(volume, data, at..piece.start);
+            report_gap(volume, data, at..piece.start)?;
             at = piece.end;
             read_piece(volume, data, &piece, sink)?;
         }
     }
-    report_gap(volume, data, at..range.end);
-    Ok(())
+    report_gap(volume, data, at..range.end)
 }
 
 /// Passes an error on that says nothing about damage.
@@ -55,17 +57,37 @@ fn require_damage(error: &Error) -> Result<()> {
 }
 
 /// Reports a range without extents whose items may be lost.
-fn report_gap(volume: &impl FileVolume, data: &FileData, gap: Range<u64>) {
+fn report_gap(volume: &impl FileVolume, data: &FileData, gap: Range<u64>) -> Result<()> {
     if gap.is_empty() {
-        return;
+        return Ok(());
     }
-    let Some(around) = &volume.base().around else { return };
+    let Some(around) = &volume.base().around else { return Ok(()) };
     let key = |at| Key::new(data.file.ino, ItemType::EXTENT_DATA, at);
     // The item of a hole is at its beginning, and that of an extent may be before the gap.
     let lost = around.lost_between(TreeId(data.file.dev), key(gap.start), key(gap.end - 1));
-    if lost.iter().any(|items| items.found_blocks == 0) {
+    // Where something stands in for a lost node, most items are there.
+    let is_lost = lost.iter().any(|items| items.found_blocks == 0)
+        || !lost.is_empty() && lacks_extents(volume, data)?;
+    if is_lost {
         report_zeros(volume, data, gap, "the items of its extents cannot be read");
     }
+    Ok(())
+}
+
+/// Whether the extents of the file are less than its inode counts.
+fn lacks_extents(volume: &impl FileVolume, data: &FileData) -> Result<bool> {
+    let base = volume.base();
+    let first = Key::new(data.file.ino, ItemType::EXTENT_DATA, 0);
+    let mut cursor = Cursor::seek(base, tree_of(base, data.file)?, first)?;
+    let mut sum = 0u64;
+    while let Some((_, item)) = cursor.item_of(data.file.ino, ItemType::EXTENT_DATA) {
+        let extent = FileExtent::parse(item).map_err(malformed)?;
+        if !matches!(extent.body, FileExtentBody::Hole { .. }) {
+            sum = sum.saturating_add(extent_len(&extent));
+        }
+        cursor.advance()?;
+    }
+    Ok(sum < data.inode.nbytes.get())
 }
 
 fn report_zeros(volume: &impl FileVolume, data: &FileData, range: Range<u64>, problem: &str) {

@@ -92,7 +92,8 @@ impl DeletedSearch {
         let mut directories = HashSet::from([fs.root()]);
         for mut dir in above {
             while directories.insert(dir) {
-                let Some(parent) = fs.parent(dir)? else { break };
+                // The walk came through it, so it has a parent unless it is the root.
+                let Ok(Some(parent)) = fs.parent(dir) else { break };
                 dir = parent.dir;
             }
         }

@@ -25,6 +25,7 @@ use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
 use offshoot_btrfs_format::TreeId;
+use offshoot_vfs::path::climb;
 use offshoot_vfs::{
     Attr, DirEntry, Errno, Error, FileFlags, FileId, FileSystem, FileType, Parent, ReadOnlyFiles,
     Result, StatFs, Timestamp,
@@ -86,6 +87,37 @@ impl RecoveredFiles {
     #[must_use]
     pub fn is_cut(&self) -> bool {
         self.surveys.values().any(|survey| survey.is_cut)
+    }
+
+    /// The path of `file` from the root, by one of its names, without a leading slash. A file that
+    /// has lost its own name has that of its entry, or its place in `lost+found`.
+    ///
+    /// # Errors
+    /// `ENOENT` when nothing leads to it; other errors when a directory above it cannot be read.
+    pub fn path_of(&self, file: FileId) -> Result<Vec<u8>> {
+        /// Longer than any path that is shown.
+        const PATH_MAX: usize = 1 << 20;
+        let gone = || Error::posix(Errno::NOENT, format!("a name of {file}"));
+        let place = match self.recorded_place(file) {
+            Some(place) => place,
+            None => inode::one_name(self.fs.volume(), file)?.ok_or_else(gone)?,
+        };
+        let mut path = climb(self, self.root(), place.dir, PATH_MAX)?.ok_or_else(gone)?;
+        if !path.is_empty() {
+            path.push(b'/');
+        }
+        path.extend_from_slice(&place.name);
+        Ok(path)
+    }
+
+    /// Where a file is that has lost its own name.
+    fn recorded_place(&self, file: FileId) -> Option<Parent> {
+        let survey = self.survey(file.dev)?;
+        if survey.orphans.contains(&file.ino) {
+            let dir = FileId { dev: file.dev, ino: OF_SUBVOLUME };
+            return Some(Parent { dir, name: file.ino.to_string().into_bytes() });
+        }
+        survey.parents.get(&file.ino).cloned()
     }
 
     fn lost_and_found(&self) -> FileId {
@@ -222,16 +254,7 @@ impl FileSystem for RecoveredFiles {
         if dir.ino == OF_SUBVOLUME {
             return place(self.lost_and_found(), dir.dev.to_string().into_bytes());
         }
-        if let Some(survey) = self.survey(dir.dev) {
-            if survey.orphans.contains(&dir.ino) {
-                let above = FileId { dev: dir.dev, ino: OF_SUBVOLUME };
-                return place(above, dir.ino.to_string().into_bytes());
-            }
-            if let Some(parent) = survey.parents.get(&dir.ino) {
-                return Ok(Some(parent.clone()));
-            }
-        }
-        self.fs.parent(dir)
+        self.recorded_place(dir).map_or_else(|| self.fs.parent(dir), |place| Ok(Some(place)))
     }
 
     fn attr(&self, file: FileId) -> Result<Attr> {

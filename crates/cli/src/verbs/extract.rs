@@ -130,10 +130,12 @@ pub(super) fn run(
     let outcome = Extraction { source, mark, target: &target, volumes }.run(out, console)?;
     let volume = session.fs.btrfs("--salvage").ok().map(Filesystem::volume);
     if arguments.json {
-        let lost = volume.filter(|_| arguments.salvage).map(|volume| losses.json(volume));
+        let lost = volume
+            .filter(|_| arguments.salvage)
+            .map(|volume| losses.json(&|file| volume.path_of(file)));
         write_line(out, &with_losses(&outcome, lost)?)?;
     } else if let Some(volume) = volume {
-        losses.print(volume, console);
+        losses.print(&|file| volume.path_of(file), console);
     }
     if !arguments.salvage {
         show_steps(outcome.worst, console);

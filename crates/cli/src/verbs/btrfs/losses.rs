@@ -5,8 +5,8 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use offshoot_btrfs::{BtrfsVolume, LostItems, Reporter, VolumeReport};
-use offshoot_vfs::FileId;
+use offshoot_btrfs::{LostItems, Reporter, VolumeReport};
+use offshoot_vfs::{self as vfs, FileId};
 use serde_json::{Value, json};
 
 use crate::output::{Console, Escaped, json_name};
@@ -16,6 +16,9 @@ const MOST_KEPT: usize = 100_000;
 
 /// How many entries of a kind are printed.
 const PRINTED: usize = 50;
+
+/// Finds the path of a file, without a leading slash.
+pub(crate) type PathOf<'p> = &'p dyn Fn(FileId) -> vfs::Result<Vec<u8>>;
 
 /// A range of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -111,9 +114,9 @@ impl Losses {
     }
 
     /// Prints what was lost, with the paths of files.
-    pub(crate) fn print(&self, volume: &BtrfsVolume, console: &Console) {
+    pub(crate) fn print(&self, paths: PathOf<'_>, console: &Console) {
         let lists = self.lists();
-        let path = |range: &FileRange| path_of(volume, range.file);
+        let path = |range: &FileRange| path_of(paths, range.file);
         print_all(console, &lists.lost, "parts of trees could not be read", |(items, reason)| {
             format!("{items}: {reason}")
         });
@@ -134,11 +137,11 @@ impl Losses {
     }
 
     /// The same for a program.
-    pub(crate) fn json(&self, volume: &BtrfsVolume) -> Value {
+    pub(crate) fn json(&self, paths: PathOf<'_>) -> Value {
         let lists = self.lists();
         let range = |range: &FileRange| {
             let FileRange { file, offset, len, reason } = range;
-            let path = json_name(&path_of(volume, *file));
+            let path = json_name(&path_of(paths, *file));
             let FileId { dev, ino } = *file;
             json!({
                 "path": path, "subvolume": dev, "inode": ino, "offset": offset, "length": len,
@@ -162,8 +165,8 @@ impl Losses {
 }
 
 /// The path of a file, or what identifies it.
-fn path_of(volume: &BtrfsVolume, file: FileId) -> Vec<u8> {
-    let path = volume.path_of(file).map(|path| [b"/", &path[..]].concat());
+fn path_of(paths: PathOf<'_>, file: FileId) -> Vec<u8> {
+    let path = paths(file).map(|path| [b"/", &path[..]].concat());
     path.unwrap_or_else(|_| file.to_string().into_bytes())
 }
 

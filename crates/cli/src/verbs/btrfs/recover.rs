@@ -85,14 +85,14 @@ pub(in crate::verbs) fn run(
         console.warning(&"there are more files without names than are kept, and some are left out");
     }
     if arguments.json {
-        let mut shown = with_losses(&outcome, Some(losses.json(&volume)))?;
+        let mut shown = with_losses(&outcome, Some(losses.json(&|file| files.path_of(file))))?;
         if let Some(shown) = shown.as_object_mut() {
             shown.insert("generation".to_owned(), json!(volume.root_tree().generation.0));
             shown.insert("orphans".to_owned(), json!(files.orphans()));
         }
         write_line(out, &shown)?;
     } else {
-        losses.print(&volume, console);
+        losses.print(&|file| files.path_of(file), console);
     }
     let own = outcome.worst.map_or(ExitStatus::Done, ExitStatus::from);
     let lost = if losses.is_empty() { ExitStatus::Done } else { ExitStatus::Corrupt };

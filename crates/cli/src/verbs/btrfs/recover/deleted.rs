@@ -49,22 +49,31 @@ pub(super) fn run(
     let mut search = DeletedSearch::new(present.clone())?;
     let mut worst = ExitStatus::Done;
     let mut has_some = false;
-    for (found, is_readable) in present.roots() {
-        if !is_readable || found.root.generation >= newest || is_interrupted() {
+    for (found_root, is_readable) in present.roots() {
+        if !is_readable || found_root.root.generation >= newest || is_interrupted() {
             continue;
         }
         let losses = Arc::new(Losses::default());
-        let rescue = older(RootChoice::Block(found.root.logical));
-        let volume = open(arguments, rescue, losses.quiet_reporter(), console)?;
-        let Some(files) = search.in_root(&volume, &is_wanted)? else { continue };
+        let rescue = older(RootChoice::Block(found_root.root.logical));
+        let opened = open(arguments, rescue, losses.quiet_reporter(), console);
+        let found = opened.and_then(|volume| Ok((search.in_root(&volume, &is_wanted)?, volume)));
+        let (files, volume) = match found {
+            Ok((Some(files), volume)) => (files, volume),
+            Ok((None, _)) => continue,
+            Err(failure) => {
+                let generation = found_root.root.generation;
+                console.warning(&format_args!("the root of generation {generation}: {failure}"));
+                continue;
+            }
+        };
         has_some = true;
         // What the walk could not read is not of these files.
         losses.forget();
-        let generation = found.root.generation.0;
+        let generation = found_root.root.generation.0;
         let target = ExtractionTarget::Directory(top.join(format!("generation-{generation}")));
         let outcome = extract(arguments, &volume, &files, &target, top, out, console)?;
         if arguments.json {
-            let mut shown = with_losses(&outcome, Some(losses.json(&volume)))?;
+            let mut shown = with_losses(&outcome, Some(losses.json(&|file| volume.path_of(file))))?;
             if let Some(shown) = shown.as_object_mut() {
                 shown.insert("generation".to_owned(), json!(generation));
                 shown.insert("deleted".to_owned(), json!(files.count()));
@@ -72,7 +81,7 @@ pub(super) fn run(
             write_line(out, &shown)?;
         } else {
             writeln!(out, "generation {generation}: {} deleted files", files.count())?;
-            losses.print(&volume, console);
+            losses.print(&|file| volume.path_of(file), console);
         }
         worst = worst.max(outcome.worst.map_or(ExitStatus::Done, ExitStatus::from));
         if !losses.is_empty() {
