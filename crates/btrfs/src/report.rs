@@ -269,6 +269,38 @@ pub enum VolumeReport {
     },
 }
 
+impl VolumeReport {
+    /// Writes what is reported of a volume that is read around damage.
+    fn fmt_rescue(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::OtherRoot { tree, generation, logical } => write!(
+                f,
+                "the {tree} is read from the root of generation {generation} at {logical}, not from that of the superblock"
+            ),
+            Self::LostItems { items, logical, problem } => {
+                write!(f, "the block at {logical} cannot be read ({problem}), with {items}")
+            }
+            Self::ReplacedData { file, offset, len, problem } => write!(
+                f,
+                "{len} bytes at {offset} of {file} cannot be read, and are zeros: {problem}"
+            ),
+            Self::UnverifiedData { file, offset, len } => write!(
+                f,
+                "{len} bytes at {offset} of {file} are as they were read: their checksums cannot be"
+            ),
+            Self::SearchedChunks { count } => write!(
+                f,
+                "the chunk tree cannot be read: a search has found {count} chunks, and others may be missing"
+            ),
+            Self::NoChecksums { problem } => write!(
+                f,
+                "data is taken as it is read, because the checksum tree cannot be used: {problem}"
+            ),
+            _ => Ok(()),
+        }
+    }
+}
+
 impl fmt::Display for VolumeReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -321,29 +353,12 @@ impl fmt::Display for VolumeReport {
             Self::LogReplayed { is_stored: false } => {
                 f.write_str("the tree log was replayed in memory: the devices stay as they are")
             }
-            Self::OtherRoot { tree, generation, logical } => write!(
-                f,
-                "the {tree} is read from the root of generation {generation} at {logical}, not from that of the superblock"
-            ),
-            Self::LostItems { items, logical, problem } => {
-                write!(f, "the block at {logical} cannot be read ({problem}), with {items}")
-            }
-            Self::ReplacedData { file, offset, len, problem } => write!(
-                f,
-                "{len} bytes at {offset} of {file} cannot be read, and are zeros: {problem}"
-            ),
-            Self::UnverifiedData { file, offset, len } => write!(
-                f,
-                "{len} bytes at {offset} of {file} are as they were read: their checksums cannot be"
-            ),
-            Self::SearchedChunks { count } => write!(
-                f,
-                "the chunk tree cannot be read: a search has found {count} chunks, and others may be missing"
-            ),
-            Self::NoChecksums { problem } => write!(
-                f,
-                "data is taken as it is read, because the checksum tree cannot be used: {problem}"
-            ),
+            Self::OtherRoot { .. }
+            | Self::LostItems { .. }
+            | Self::ReplacedData { .. }
+            | Self::UnverifiedData { .. }
+            | Self::SearchedChunks { .. }
+            | Self::NoChecksums { .. } => self.fmt_rescue(f),
             Self::MetadataOnly => {
                 f.write_str("the volume was made by btrfs-image and holds no data of files")
             }

@@ -118,7 +118,9 @@ impl VerbFailure {
             );
         }
         let (Self::Volume(error) | Self::Inside(_, error)) = self else { return };
-        steps::after(error).iter().for_each(|step| console.step(step));
+        for step in steps::after(error) {
+            console.step(step);
+        }
         if !matches!(error.code(), Code::Log | Code::LogNotReplayed) {
             return;
         }
@@ -176,7 +178,9 @@ pub(crate) fn report(result: Result, console: &Console) -> ExitStatus {
 /// Shows what the user can do next after errors about single files, of which `worst` is the worst.
 pub(crate) fn show_steps(worst: Option<Worst>, console: &Console) {
     if worst == Some(Worst::Corrupt) {
-        steps::AFTER_FILES.iter().for_each(|step| console.step(step));
+        for step in steps::AFTER_FILES {
+            console.step(step);
+        }
     }
 }
 

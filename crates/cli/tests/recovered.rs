@@ -121,7 +121,7 @@ impl Judged {
             let is_there = recovered.files.get(path) == Some(bytes) || anywhere.contains(bytes);
             assert!(is_there, "{what}: only restore gets {}: {report}", path.display());
         }
-        let told: BTreeSet<_> = ["replaced", "unverified"]
+        let told: BTreeSet<_> = ["replaced", "unverified", "inferred"]
             .iter()
             .flat_map(|kind| report[kind].as_array().expect("a list"))
             .map(|range| range["path"].as_str().expect("a path").trim_start_matches('/').to_owned())
@@ -199,6 +199,12 @@ fn without_any_root_we_get_what_restore_gets() {
     }
 }
 
+/// One of these.
+fn pick<'a, T>(random: &mut Random, all: &'a [T]) -> &'a T {
+    let index = random.below(all.len() as u64);
+    &all[usize::try_from(index).expect("it is below the length")]
+}
+
 /// Random blocks of random trees, alone and several.
 #[test]
 fn without_random_blocks_we_get_what_restore_gets() {
@@ -209,9 +215,8 @@ fn without_random_blocks_we_get_what_restore_gets() {
         for round in 0..6 {
             let mut blocks = Vec::new();
             for _ in 0..=random.below(4) {
-                let tree = ["fs", "fs", "256", "csum", "extent", "root"][random.below(6) as usize];
-                let of_tree = &volume.blocks[tree];
-                blocks.push(of_tree[random.below(of_tree.len() as u64) as usize]);
+                let tree = *pick(&mut random, &["fs", "fs", "256", "csum", "extent", "root"]);
+                blocks.push(*pick(&mut random, &volume.blocks[tree]));
             }
             let damaged = volume.without(&judges, &blocks);
             volume.judge(&format!("{mkfs} {round}: {blocks:?}"), &damaged);

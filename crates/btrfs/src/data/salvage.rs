@@ -131,16 +131,15 @@ fn read_piece(
             }
             return give(volume, piece, piece.stored(from, stored), sink);
         }
-        let problem = match reading.bad.first() {
-            Some((_, problem)) => problem.clone(),
-            None => {
-                let mut kept = KeptPiece::default();
-                match give(volume, piece, piece.stored(from, stored), &mut kept) {
-                    Ok(()) => return sink.take(piece.start, &kept.bytes),
-                    Err(error) => {
-                        require_damage(&error)?;
-                        error.to_string()
-                    }
+        let problem = if let Some((_, problem)) = reading.bad.first() {
+            problem.clone()
+        } else {
+            let mut kept = KeptPiece::default();
+            match give(volume, piece, piece.stored(from, stored), &mut kept) {
+                Ok(()) => return sink.take(piece.start, &kept.bytes),
+                Err(error) => {
+                    require_damage(&error)?;
+                    error.to_string()
                 }
             }
         };

@@ -69,7 +69,7 @@ impl Engine {
         let mut map = ChunkMap::default();
         // Those of newer leaves come first. An older one that overlaps them was removed.
         let added = chunks.into_iter().map(|chunk| map.add(MappedChunk::new(chunk, &members)));
-        let count = added.filter(Result::is_ok).count();
+        let count = added.flatten().count();
         if count == 0 {
             return Err(Error::corrupt(Structure::Chunk, "no leaf describes any"));
         }

@@ -83,6 +83,17 @@ impl RecoveredFiles {
         self.surveys.values().map(|survey| survey.orphans.len()).sum()
     }
 
+    /// The files whose inodes are lost, and are inferred from what is left of them. Their sizes may
+    /// be too large by less than a sector.
+    #[must_use]
+    pub fn inferred(&self) -> Vec<FileId> {
+        let surveys = self.surveys.iter();
+        let of = |(&dev, survey): (&u64, &NameSurvey)| {
+            survey.inferred.iter().map(|&ino| FileId { dev, ino }).collect::<Vec<_>>()
+        };
+        surveys.flat_map(of).collect()
+    }
+
     /// Whether there were more lost names than are kept.
     #[must_use]
     pub fn is_cut(&self) -> bool {

@@ -31,6 +31,8 @@ type LostBlock = (Logical, Generation);
 struct LostSubtrees {
     /// What stands in for each; `None` for nothing.
     known: HashMap<LostBlock, Option<Arc<TreeBlock>>>,
+    /// How many blocks were found that were behind each.
+    found: HashMap<LostBlock, usize>,
     /// Their items, by the tree, the first key and the level of the block.
     items: BTreeMap<(TreeId, Key, u8), LostItems>,
 }
@@ -107,34 +109,50 @@ impl AroundDamage {
             return Err(error);
         }
         let id = (lost.block.logical, lost.block.generation);
-        {
-            let state = self.lost.lock();
-            if let Some(known) = state.known.get(&id) {
-                return Ok(known.clone());
-            }
-            if state.known.len() >= MOST_LOST {
-                return Err(error);
-            }
+        let known = self.lost.lock().known.get(&id).cloned();
+        let block = match known {
+            Some(known) => known,
+            None => self.find(storage, blocks, trees, lost)?,
+        };
+        // Snapshots share blocks, so the block may be lost in several trees.
+        let mut state = self.lost.lock();
+        let place = (lost.block.owner, lost.from, lost.block.level);
+        if state.items.contains_key(&place) || state.items.len() >= MOST_LOST {
+            return Ok(block);
+        }
+        let found_blocks = state.found.get(&id).copied().unwrap_or_default();
+        let items =
+            LostItems { tree: lost.block.owner, from: lost.from, to: lost.to, found_blocks };
+        state.items.insert(place, items);
+        drop(state);
+        let logical = lost.block.logical;
+        storage.report(&VolumeReport::LostItems { items, logical, problem: error.to_string() });
+        Ok(block)
+    }
+
+    /// Looks for what stands in for a lost subtree that is not known yet, and remembers that.
+    fn find(
+        &self,
+        storage: &Storage,
+        blocks: &dyn Blocks,
+        trees: &dyn TreesAbove,
+        lost: &LostSubtree,
+    ) -> Result<Option<Arc<TreeBlock>>> {
+        let id = (lost.block.logical, lost.block.generation);
+        if self.lost.lock().known.len() >= MOST_LOST {
+            let problem = format!("more than {MOST_LOST} blocks of trees cannot be read");
+            return Err(Error::corrupt_at(Structure::TreeBlock, lost.block.logical.0, problem));
         }
         let index = if lost.block.level > 0 { self.index(storage) } else { None };
         let chosen = index.map(|index| choose(index, blocks, trees, lost)).unwrap_or_default();
-        let items = LostItems {
-            tree: lost.block.owner,
-            from: lost.from,
-            to: lost.to,
-            found_blocks: chosen.len(),
-        };
         let mut state = self.lost.lock();
         // Another thread may have been here meanwhile.
         if let Some(known) = state.known.get(&id) {
             return Ok(known.clone());
         }
+        state.found.insert(id, chosen.len());
         let block = tower(storage, &mut self.made.write(), &lost.block, chosen);
         state.known.insert(id, block.clone());
-        state.items.insert((items.tree, items.from, lost.block.level), items);
-        drop(state);
-        let logical = lost.block.logical;
-        storage.report(&VolumeReport::LostItems { items, logical, problem: error.to_string() });
         Ok(block)
     }
 

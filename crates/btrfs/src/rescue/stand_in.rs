@@ -24,34 +24,34 @@ use crate::tree::{Blocks, LostSubtree};
 /// The address of the first node that is made in memory. No chunk is so high.
 const MADE: u64 = 1 << 63;
 
-/// The blocks that were behind `lost`, by their keys. Their ranges do not overlap.
+/// The blocks that were behind `subtree`, by their keys. Their ranges do not overlap.
 pub(super) fn choose(
     index: &BlockIndex,
     blocks: &dyn Blocks,
     trees: &dyn TreesAbove,
-    lost: &LostSubtree,
+    subtree: &LostSubtree,
 ) -> Vec<ScannedBlock> {
-    let is_before_end = |key: Key| lost.to.is_none_or(|to| key < to);
+    let is_before_end = |key: Key| subtree.to.is_none_or(|to| key < to);
     let is_behind = |block: &&ScannedBlock| {
-        block.level < lost.block.level
-            && block.generation <= lost.block.generation
-            && block.first >= lost.from
+        block.level < subtree.block.level
+            && block.generation <= subtree.block.generation
+            && block.first >= subtree.from
             && is_before_end(block.last)
     };
-    let makers = trees.makers(lost.block.owner);
+    let makers = trees.makers(subtree.block.owner);
     let found = makers.iter().flat_map(|&maker| index.of_tree(maker)).filter(is_behind);
     let found = found.map(|block| (trees.is_allocated(block), *block));
     let mut found: Vec<_> = found.filter(|(in_use, _)| *in_use != Some(false)).collect();
     found.sort_by_key(|(in_use, block)| Reverse((block.level, *in_use, block.generation)));
     let mut chosen: BTreeMap<Key, (Key, ScannedBlock)> = BTreeMap::new();
     for (_, block) in found {
-        let last = last_key(blocks, &block);
+        let end_key = last_key(blocks, &block);
         let before = chosen.range(..=block.first).next_back();
         let after = chosen.range(block.first..).next();
         let is_apart = before.is_none_or(|(_, (end, _))| *end < block.first)
-            && after.is_none_or(|(begin, _)| last < *begin);
-        if is_apart && is_before_end(last) {
-            chosen.insert(block.first, (last, block));
+            && after.is_none_or(|(begin, _)| end_key < *begin);
+        if is_apart && is_before_end(end_key) {
+            chosen.insert(block.first, (end_key, block));
         }
     }
     chosen.into_values().map(|(_, block)| block).collect()
@@ -87,17 +87,17 @@ struct MadePointer {
 }
 
 /// The root of a tower of nodes over `chosen`, which are sorted by their keys; `None` over nothing.
-/// The nodes below it are added to `made`.
+/// The nodes below it are added to `nodes`.
 pub(super) fn tower(
     storage: &Storage,
-    made: &mut HashMap<Logical, Arc<TreeBlock>>,
-    lost: &ExpectedBlock,
+    nodes: &mut HashMap<Logical, Arc<TreeBlock>>,
+    replaced: &ExpectedBlock,
     chosen: Vec<ScannedBlock>,
 ) -> Option<Arc<TreeBlock>> {
     let node_size = storage.superblock().node_size;
     let capacity = node_capacity(node_size);
     let mut level = chosen.iter().map(|block| block.level).max()?;
-    let mut list: Vec<_> = chosen
+    let mut pointers: Vec<_> = chosen
         .into_iter()
         .map(|ScannedBlock { first, logical, generation, level, .. }| MadePointer {
             key: first,
@@ -107,49 +107,51 @@ pub(super) fn tower(
         })
         .collect();
     let mut make = |level: u8, group: &[MadePointer]| {
-        let logical = Logical(MADE + made.len() as u64 * u64::from(node_size));
+        let logical = Logical(MADE + nodes.len() as u64 * u64::from(node_size));
         let identity = BlockIdentity {
             metadata_uuid: storage.superblock().metadata_uuid,
             chunk_tree_uuid: storage.chunk_tree_uuid(),
             logical,
-            generation: lost.generation,
-            owner: lost.owner,
+            generation: replaced.generation,
+            owner: replaced.owner,
             level,
         };
         let block = Arc::new(node(node_size, &identity, group));
-        made.insert(logical, block.clone());
+        nodes.insert(logical, block.clone());
         (logical, block)
     };
     // Lower blocks get nodes over them, until all are on one level.
     for below in 0..level {
-        list = raise(list, below, capacity, &mut |group| make(below + 1, group).0, lost);
+        pointers =
+            raise(pointers, below, capacity, &mut |group| make(below + 1, group).0, replaced);
     }
-    while list.len() > capacity {
-        list = raise(list, level, capacity, &mut |group| make(level + 1, group).0, lost);
+    while pointers.len() > capacity {
+        pointers =
+            raise(pointers, level, capacity, &mut |group| make(level + 1, group).0, replaced);
         level += 1;
     }
-    Some(make(level + 1, &list).1)
+    Some(make(level + 1, &pointers).1)
 }
 
 /// Puts nodes over the runs of pointers to blocks of `level`.
 fn raise(
-    list: Vec<MadePointer>,
+    pointers: Vec<MadePointer>,
     level: u8,
     capacity: usize,
     make: &mut dyn FnMut(&[MadePointer]) -> Logical,
-    lost: &ExpectedBlock,
+    replaced: &ExpectedBlock,
 ) -> Vec<MadePointer> {
     let mut raised = Vec::new();
     let mut run: Vec<MadePointer> = Vec::new();
     let mut flush = |run: &mut Vec<MadePointer>, raised: &mut Vec<MadePointer>| {
         if let Some(first) = run.first() {
-            let (key, generation) = (first.key, lost.generation);
+            let (key, generation) = (first.key, replaced.generation);
             let logical = make(run);
             raised.push(MadePointer { key, logical, generation, level: level + 1 });
             run.clear();
         }
     };
-    for pointer in list {
+    for pointer in pointers {
         if pointer.level != level || run.len() == capacity {
             flush(&mut run, &mut raised);
         }

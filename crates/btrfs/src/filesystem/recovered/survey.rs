@@ -42,6 +42,8 @@ pub(super) struct NameSurvey {
     pub(super) orphans: BTreeSet<u64>,
     /// Where the directories are that have lost their own name.
     pub(super) parents: BTreeMap<u64, Parent>,
+    /// The inodes whose inode items are lost.
+    pub(super) inferred: BTreeSet<u64>,
     /// Whether there was more than is kept.
     pub(super) is_cut: bool,
     bytes: usize,
@@ -74,7 +76,10 @@ impl NameSurvey {
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.names.is_empty() && self.orphans.is_empty() && self.parents.is_empty()
+        self.names.is_empty()
+            && self.orphans.is_empty()
+            && self.parents.is_empty()
+            && self.inferred.is_empty()
     }
 
     /// The names that the directory `ino` has lost; `None` when no file names it.
@@ -109,6 +114,7 @@ struct LostNameSearch<'v> {
 #[derive(Default)]
 struct SearchedInode {
     ino: u64,
+    has_item: bool,
     has_name: bool,
     /// The names of entries by hash, if some by index may be lost.
     entries: BTreeSet<Vec<u8>>,
@@ -139,6 +145,7 @@ impl LostNameSearch<'_> {
                 inode = SearchedInode { ino: key.objectid, ..SearchedInode::default() };
             }
             match key.item_type {
+                ItemType::INODE_ITEM => inode.has_item = true,
                 ItemType::INODE_REF => {
                     inode.has_name = true;
                     for name in inode_refs(key.offset, data) {
@@ -182,6 +189,13 @@ impl LostNameSearch<'_> {
             }
         }
         let is_file = inode.ino > ROOT_DIR && inode.ino <= TreeId::LAST_FREE.0;
+        if inode.ino >= ROOT_DIR
+            && !inode.has_item
+            && self.may_have_lost(inode.ino, ItemType::INODE_ITEM, 0)
+            && self.survey.has_room(0)
+        {
+            self.survey.inferred.insert(inode.ino);
+        }
         if is_file
             && !inode.has_name
             && self.may_have_lost(inode.ino, ItemType::INODE_REF, 0)

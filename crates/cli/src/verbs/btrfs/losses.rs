@@ -35,6 +35,8 @@ struct LossLists {
     replaced: Vec<FileRange>,
     unverified: Vec<FileRange>,
     lost: Vec<(LostItems, String)>,
+    /// Files whose inodes are lost.
+    inferred: Vec<FileId>,
     /// How many entries are not kept.
     hidden: u64,
     /// Whether no data is verified, or some chunks may be missing.
@@ -74,7 +76,7 @@ impl Losses {
 
     fn add(&self, report: &VolumeReport, console: Option<&Arc<Console>>) {
         let mut lists = self.lists();
-        let LossLists { replaced, unverified, lost, hidden, is_weakened } = &mut *lists;
+        let LossLists { replaced, unverified, lost, hidden, is_weakened, .. } = &mut *lists;
         match report {
             VolumeReport::ReplacedData { file, offset, len, problem } => {
                 let reason = Some(problem.clone());
@@ -99,6 +101,11 @@ impl Losses {
                 }
             }
         }
+    }
+
+    /// Adds the files whose inodes are lost.
+    pub(crate) fn add_inferred(&self, files: Vec<FileId>) {
+        self.lists().inferred = files;
     }
 
     /// Forgets everything so far.
@@ -131,6 +138,12 @@ impl Losses {
             let (offset, len) = (range.offset, range.len);
             format!("{}: {len} bytes at {offset}", Escaped(&path(range)))
         });
+        print_all(
+            console,
+            &lists.inferred,
+            "files have lost owner, mode, times and size",
+            |file| Escaped(&path_of(paths, *file)).to_string(),
+        );
         if lists.hidden > 0 {
             console.detail(&format_args!("and {} more that are not listed", lists.hidden));
         }
@@ -155,10 +168,15 @@ impl Losses {
                 "found_blocks": items.found_blocks, "reason": reason,
             })
         };
+        let inferred = |file: &FileId| {
+            let path = json_name(&path_of(paths, *file));
+            json!({ "path": path, "subvolume": file.dev, "inode": file.ino })
+        };
         json!({
             "replaced": joined(&lists.replaced).iter().map(range).collect::<Vec<_>>(),
             "unverified": joined(&lists.unverified).iter().map(range).collect::<Vec<_>>(),
             "lost": lists.lost.iter().map(lost).collect::<Vec<_>>(),
+            "inferred": lists.inferred.iter().map(inferred).collect::<Vec<_>>(),
             "not_listed": lists.hidden,
         })
     }

@@ -81,6 +81,7 @@ pub(in crate::verbs) fn run(
     let volumes = std::iter::once(&arguments.volume).chain(&arguments.open.devices);
     let extraction = Extraction { source, mark, target: &words.target, volumes: volumes.collect() };
     let outcome = extraction.run(out, console)?;
+    losses.add_inferred(files.inferred());
     if files.is_cut() {
         console.warning(&"there are more files without names than are kept, and some are left out");
     }
