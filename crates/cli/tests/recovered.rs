@@ -272,3 +272,33 @@ fn deleted_files_come_back_from_older_roots() {
     let paths: Vec<_> = some.files.keys().map(without_generation).collect();
     assert_eq!(paths, [PathBuf::from("photos/photo-1.jpg")]);
 }
+
+/// What was fsynced since the last commit is there when its log can be replayed, and the rest is
+/// there in any case.
+#[test]
+fn a_pending_log_is_replayed_if_that_works() {
+    let Some(judges) = judges::require() else { return };
+    let disks = Recipe::new().mib(300).fill(fill).make(&judges);
+    let mount = disks.mount("rw,noatime");
+    let path = mount.path().join("fsynced");
+    std::fs::write(&path, b"only in the log").expect("a file");
+    File::open(&path).and_then(|file| file.sync_all()).expect("it is fsynced");
+    let crashed = disks.copy(&judges);
+    drop(mount);
+    let found = recover(&crashed, &[]);
+    assert_eq!(found.output.status.code(), Some(0), "{:?}", found.output);
+    let logged = Path::new("fsynced");
+    assert_eq!(found.files.get(logged).map(Vec::as_slice), Some(&b"only in the log"[..]));
+    let progs = Progs::of(&crashed);
+    let places = progs.places(progs.blocks("extent")[0], NODE as u64);
+    drop(progs);
+    for place in places {
+        wipe(&crashed.images()[0], place.physical, NODE);
+    }
+    let without = recover(&crashed, &[]);
+    let said = String::from_utf8_lossy(&without.output.stderr).into_owned();
+    assert!(said.contains("the last commit is shown"), "{said}");
+    let mut expected = found.files;
+    expected.remove(logged);
+    assert!(without.files == expected, "{said}");
+}

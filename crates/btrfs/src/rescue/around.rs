@@ -35,9 +35,37 @@ struct LostSubtrees {
     found: HashMap<LostBlock, usize>,
     /// Their items, by the tree, the first key and the level of the block.
     items: BTreeMap<(TreeId, Key, u8), LostItems>,
+    /// The keys that some of the items may have, as ranges that are apart: by the tree and the
+    /// first key, the key behind the last one.
+    keys: BTreeMap<(TreeId, Key), Option<Key>>,
 }
 
 impl LostSubtrees {
+    fn insert(&mut self, level: u8, items: LostItems) {
+        let LostItems { tree, mut from, mut to, .. } = items;
+        self.items.insert((tree, from, level), items);
+        // Ranges that it touches become one with it.
+        while let Some((begin, end)) = self.range_before(tree, to.unwrap_or(Key::MAX))
+            && end.is_none_or(|end| from <= end)
+        {
+            self.keys.remove(&(tree, begin));
+            from = from.min(begin);
+            to = to.zip(end).map(|(one, other)| one.max(other));
+        }
+        self.keys.insert((tree, from), to);
+    }
+
+    /// The last range of `tree` that begins at `key` or before.
+    fn range_before(&self, tree: TreeId, key: Key) -> Option<(Key, Option<Key>)> {
+        let (&(of, begin), &end) = self.keys.range(..=(tree, key)).next_back()?;
+        (of == tree).then_some((begin, end))
+    }
+
+    /// Whether an item of `tree` with a key from `from` to `to` may be lost.
+    fn may_have(&self, tree: TreeId, from: Key, to: Key) -> bool {
+        self.range_before(tree, to).is_some_and(|(_, end)| end.is_none_or(|end| from < end))
+    }
+
     /// The lost items of `tree` that may have had keys from `from` to `to`. Those behind a node may
     /// contain others, so all that begin before are looked at.
     fn between(&self, tree: TreeId, from: Key, to: Key) -> impl Iterator<Item = &LostItems> {
@@ -123,7 +151,7 @@ impl AroundDamage {
         let found_blocks = state.found.get(&id).copied().unwrap_or_default();
         let items =
             LostItems { tree: lost.block.owner, from: lost.from, to: lost.to, found_blocks };
-        state.items.insert(place, items);
+        state.insert(lost.block.level, items);
         drop(state);
         let logical = lost.block.logical;
         storage.report(&VolumeReport::LostItems { items, logical, problem: error.to_string() });
@@ -158,7 +186,11 @@ impl AroundDamage {
 
     /// The lost items of `tree` that may have had keys from `from` to `to`.
     pub(crate) fn lost_between(&self, tree: TreeId, from: Key, to: Key) -> Vec<LostItems> {
-        self.lost.lock().between(tree, from, to).copied().collect()
+        let state = self.lost.lock();
+        if !state.may_have(tree, from, to) {
+            return Vec::new();
+        }
+        state.between(tree, from, to).copied().collect()
     }
 
     /// All lost items.
@@ -168,7 +200,7 @@ impl AroundDamage {
 
     /// Whether an item of `tree` with this key may be lost.
     pub(crate) fn may_have_lost(&self, tree: TreeId, key: Key) -> bool {
-        self.lost.lock().between(tree, key, key).next().is_some()
+        self.lost.lock().may_have(tree, key, key)
     }
 
     /// The blocks of trees that a search finds; `None` when it is not to search.

@@ -57,7 +57,7 @@ impl ScannedBlock {
     }
 }
 
-/// All blocks that were found, by the tree that they were made for.
+/// All blocks that were found, by the tree that they were made for and their first keys.
 pub(crate) struct BlockIndex {
     blocks: Vec<ScannedBlock>,
 }
@@ -67,10 +67,18 @@ impl BlockIndex {
     pub(crate) fn scan(storage: &Storage) -> Self {
         let node_size = u64::from(storage.superblock().node_size);
         let mut blocks = Vec::new();
+        // A damaged chunk may claim any length. No place is read more often than it has copies.
+        let bytes = storage.members().iter().filter_map(|member| member.device.as_ref());
+        let bytes = bytes.map(|device| device.size_bytes()).fold(0, u64::saturating_add);
+        let mut rest = bytes / node_size;
         let kinds = BlockGroupFlags::METADATA | BlockGroupFlags::SYSTEM;
         for chunk in storage.chunks().filter(|chunk| chunk.flags.0 & kinds != 0) {
             let (mut at, end) = (chunk.start.0, chunk.end().0);
-            while at.checked_add(node_size).is_some_and(|next| next <= end) {
+            let has_room = |rest: u64, found: usize| rest > 0 && found < MOST_BLOCKS;
+            while has_room(rest, blocks.len())
+                && at.checked_add(node_size).is_some_and(|next| next <= end)
+            {
+                rest -= 1;
                 let logical = Logical(at);
                 let verify = |bytes: &[u8]| check::verify(bytes, storage.geometry(), logical);
                 if let Ok(bytes) = storage.find_block(logical, verify)
@@ -85,7 +93,7 @@ impl BlockIndex {
                 break;
             }
         }
-        blocks.sort_by_key(|block| block.owner);
+        blocks.sort_by_key(|block| (block.owner, block.first));
         Self { blocks }
     }
 
@@ -94,5 +102,14 @@ impl BlockIndex {
         let begin = self.blocks.partition_point(|block| block.owner < tree);
         let end = self.blocks.partition_point(|block| block.owner <= tree);
         self.blocks.get(begin..end).unwrap_or_default()
+    }
+
+    /// Those of them whose first key is `from` or greater, and below `to`.
+    pub(super) fn between(&self, tree: TreeId, from: Key, to: Option<Key>) -> &[ScannedBlock] {
+        let of_tree = self.of_tree(tree);
+        let begin = of_tree.partition_point(|block| block.first < from);
+        let is_before = |block: &ScannedBlock| to.is_none_or(|to| block.first < to);
+        let end = of_tree.partition_point(is_before);
+        of_tree.get(begin..end).unwrap_or_default()
     }
 }

@@ -35,11 +35,13 @@ pub(super) fn choose(
     let is_behind = |block: &&ScannedBlock| {
         block.level < subtree.block.level
             && block.generation <= subtree.block.generation
-            && block.first >= subtree.from
             && is_before_end(block.last)
     };
     let makers = trees.makers(subtree.block.owner);
-    let found = makers.iter().flat_map(|&maker| index.of_tree(maker)).filter(is_behind);
+    let found = makers
+        .iter()
+        .flat_map(|&maker| index.between(maker, subtree.from, subtree.to))
+        .filter(is_behind);
     let found = found.map(|block| (trees.is_allocated(block), *block));
     let mut found: Vec<_> = found.filter(|(in_use, _)| *in_use != Some(false)).collect();
     found.sort_by_key(|(in_use, block)| Reverse((block.level, *in_use, block.generation)));
