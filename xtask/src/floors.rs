@@ -29,7 +29,7 @@ const BTRFS: EngineFloors = EngineFloors {
         &["block"],
         &["tree"],
         &["options"],
-        &["check"],
+        &["check", "rescue"],
         &["space"],
         &["transaction"],
         &["delayed"],

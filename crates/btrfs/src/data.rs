@@ -12,11 +12,13 @@ mod decoded;
 mod drop;
 mod file;
 mod in_place;
+mod inferred;
 mod ordered;
 mod pack;
 mod pieces;
 mod prealloc;
 mod relocate;
+mod salvage;
 mod scratch;
 mod share;
 mod shift;
@@ -130,9 +132,9 @@ impl FileData {
         &self.inode
     }
 
-    /// Whether its data has checksums.
-    fn is_verified(&self) -> bool {
-        self.inode.flags.get() & inode_flags::NODATASUM == 0
+    /// Whether its data is compared with checksums.
+    fn is_verified(&self, volume: &impl FileVolume) -> bool {
+        !volume.base().ignores_checksums && self.inode.flags.get() & inode_flags::NODATASUM == 0
     }
 
     /// The size in bytes.
@@ -216,6 +218,9 @@ fn read_stored(
     range: Range<u64>,
     sink: &mut dyn Sink,
 ) -> Result<()> {
+    if volume.base().replaces_bad_data {
+        return salvage::read_salvaged(volume, data, range, sink);
+    }
     let (mut at, mut put_off) = (range.start, 0);
     while at < range.end {
         let epoch = volume.epoch();
@@ -428,7 +433,7 @@ impl Decoding {
             disk_bytes,
             ram_bytes,
             compression,
-            is_verified: data.is_verified(),
+            is_verified: data.is_verified(volume),
         };
         let sector = volume.base().superblock().sector_size;
         let read = || {
@@ -569,7 +574,7 @@ fn read_verified(
     from: Logical,
     buf: &mut [u8],
 ) -> Result<()> {
-    if !data.is_verified() {
+    if !data.is_verified(volume) {
         return volume.base().read_data(from, buf, None);
     }
     let sums = checksums(volume.base(), from, buf.len() as u64)?;

@@ -5,6 +5,7 @@
 
 mod calls;
 mod open;
+mod rescue;
 mod usage;
 mod writable;
 

@@ -1,6 +1,8 @@
 //! An open volume, and a subvolume of it as a mount shows it: the `vfs` traits.
 
 mod change;
+mod deleted;
+mod recovered;
 pub(crate) mod sharing;
 mod subvolumes;
 mod volume;
@@ -18,6 +20,8 @@ use crate::SubvolumeId;
 use crate::data::{self, FileData};
 use crate::inode;
 use crate::subvolume;
+pub use deleted::{DeletedFiles, DeletedSearch};
+pub use recovered::RecoveredFiles;
 pub use volume::BtrfsVolume;
 
 /// A subvolume of a volume, and those nested in it.

@@ -26,6 +26,7 @@
 //! | `delayed` | items of names and inodes, gathered until they go to a tree a leaf at a time |
 //! | `transaction` | transactions, delayed references, commits; the numbers of quota groups |
 //! | `space` | block groups, free space, reservations |
+//! | `rescue` | older roots, and what is read of damaged trees |
 //! | `options` | how a volume is opened |
 //! | `tree` | search in a tree, and changes of a tree by many threads |
 //! | `block` | verified tree blocks and the cache of them |
@@ -51,6 +52,7 @@ mod log;
 mod mkfs;
 mod options;
 mod report;
+mod rescue;
 mod scrub;
 #[cfg(test)]
 #[path = "../tests/shared/shown.rs"]
@@ -73,7 +75,7 @@ pub use check::{
 pub use engine::Engine;
 pub use events::EVENT_TARGETS;
 pub use filesystem::sharing::{ExtentUse, SharingCache};
-pub use filesystem::{BtrfsVolume, Filesystem};
+pub use filesystem::{BtrfsVolume, DeletedFiles, DeletedSearch, Filesystem, RecoveredFiles};
 pub use inode::Rooms;
 pub use log::{LogTree, LostLog};
 pub use mkfs::{MkfsFeatures, MkfsOptions, check_mkfs, mkfs};
@@ -81,8 +83,9 @@ pub use mkfs::{MkfsFeatures, MkfsOptions, check_mkfs, mkfs};
 pub use offshoot_kit::counter::Counter;
 #[doc(hidden)]
 pub use options::Mechanisms;
-pub use options::{Compress, EngineOptions, NewFiles};
-pub use report::{Reporter, VolumeReport};
+pub use options::{Compress, EngineOptions, NewFiles, Rescue, RootChoice};
+pub use report::{LostItems, Reporter, VolumeReport};
+pub use rescue::{FoundRoot, RootSource};
 pub use scrub::{
     ScrubCounts, ScrubEvent, ScrubFinding, ScrubOptions, ScrubOutcome, ScrubOwner, ScrubWatch,
 };

@@ -1,6 +1,7 @@
 //! How a volume is opened.
 
 mod mechanisms;
+mod rescue;
 
 use std::time::Duration;
 
@@ -8,6 +9,7 @@ use offshoot_btrfs_format::compress::CompressionMethod;
 use offshoot_btrfs_format::inode::inode_flags;
 
 pub use mechanisms::Mechanisms;
+pub use rescue::{Rescue, RootChoice};
 
 use crate::report::Reporter;
 
@@ -20,6 +22,8 @@ pub struct EngineOptions {
     /// Whether a pending tree log is ignored. The volume is then read as of the last commit,
     /// without data that was fsynced after it, and cannot be written.
     pub is_log_ignored: bool,
+    /// How a damaged volume is read.
+    pub rescue: Rescue,
     /// The memory that replaying a pending log may take, in bytes. It holds the tree blocks that
     /// replay changes. A volume opened for reading may take as much again, because it keeps the
     /// result in memory instead of writing it.
@@ -70,6 +74,7 @@ impl Default for EngineOptions {
         Self {
             is_degraded: false,
             is_log_ignored: false,
+            rescue: Rescue::default(),
             replay_bytes: 1 << 30,
             cache_bytes: 64 << 20,
             reporter: None,

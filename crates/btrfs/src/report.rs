@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use offshoot_btrfs_format::quota::QgroupId;
-use offshoot_btrfs_format::{DeviceId, Generation, Logical, Physical};
+use offshoot_btrfs_format::{DeviceId, Generation, Key, Logical, Physical, TreeId};
 use offshoot_vfs::FileId;
 use tracing::warn;
 use uuid::Uuid;
@@ -20,6 +20,37 @@ pub(crate) fn tell(reporter: Option<&Reporter>, report: &VolumeReport) {
     warn!(target: REPORT, "{report}");
     if let Some(reporter) = reporter {
         reporter(report);
+    }
+}
+
+/// Items of a tree that cannot be read, or may be missing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LostItems {
+    /// The tree.
+    pub tree: TreeId,
+    /// The first key.
+    pub from: Key,
+    /// The key behind the last one; `None` for the right edge of the tree.
+    pub to: Option<Key>,
+    /// How many blocks a search has found that were behind the lost one. With some, the items in
+    /// them are read, and only others are missing, if any.
+    pub found_blocks: usize,
+}
+
+impl fmt::Display for LostItems {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "items of tree {} from {}", self.tree, self.from)?;
+        match self.to {
+            Some(to) => write!(f, " to before {to}")?,
+            None => f.write_str(" on")?,
+        }
+        match self.found_blocks {
+            0 => Ok(()),
+            found => write!(
+                f,
+                "; {found} blocks of them were found, and others may be missing or older states"
+            ),
+        }
     }
 }
 
@@ -56,8 +87,8 @@ pub enum VolumeReport {
         /// What is wrong with it.
         problem: String,
     },
-    /// The pending tree log of a metadata dump cannot be replayed, so the volume shows the last
-    /// commit.
+    /// The pending tree log cannot be replayed, so the volume shows the last commit. A metadata
+    /// dump or a damaged volume may lack what a replay needs.
     LogNotReplayed {
         /// What went wrong.
         problem: String,
@@ -125,6 +156,54 @@ pub enum VolumeReport {
         /// pending.
         is_stored: bool,
     },
+    /// The volume is read through another root of a tree than the superblock names.
+    OtherRoot {
+        /// The root tree, or the chunk tree.
+        tree: TreeId,
+        /// The commit that wrote the root.
+        generation: Generation,
+        /// The address of its block.
+        logical: Logical,
+    },
+    /// A block of a tree cannot be read, and the reader has gone past it.
+    LostItems {
+        /// What was in it.
+        items: LostItems,
+        /// The address of the block.
+        logical: Logical,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// Data that no copy gives was read as zeros.
+    ReplacedData {
+        /// The file.
+        file: FileId,
+        /// Where the zeros begin in it, in bytes.
+        offset: u64,
+        /// How many there are.
+        len: u64,
+        /// Why the data cannot be read.
+        problem: String,
+    },
+    /// Data was taken as it is, because its checksums cannot be read.
+    UnverifiedData {
+        /// The file.
+        file: FileId,
+        /// Where the data begins in it, in bytes.
+        offset: u64,
+        /// How many bytes there are.
+        len: u64,
+    },
+    /// The chunk tree cannot be read, so the chunks are those that a search has found.
+    SearchedChunks {
+        /// How many they are.
+        count: usize,
+    },
+    /// The checksum tree cannot be read, so data is taken as it is read.
+    NoChecksums {
+        /// What is wrong with it.
+        problem: String,
+    },
     /// The volume holds metadata only (it was made by `btrfs-image`).
     MetadataOnly,
     /// A member is missing.
@@ -190,19 +269,51 @@ pub enum VolumeReport {
     },
 }
 
+impl VolumeReport {
+    /// Writes what is reported of a volume that is read around damage.
+    fn fmt_rescue(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::OtherRoot { tree, generation, logical } => write!(
+                f,
+                "the {tree} is read from the root of generation {generation} at {logical}, not from that of the superblock"
+            ),
+            Self::LostItems { items, logical, problem } => {
+                write!(f, "the block at {logical} cannot be read ({problem}), with {items}")
+            }
+            Self::ReplacedData { file, offset, len, problem } => write!(
+                f,
+                "{len} bytes at {offset} of {file} cannot be read, and are zeros: {problem}"
+            ),
+            Self::UnverifiedData { file, offset, len } => write!(
+                f,
+                "{len} bytes at {offset} of {file} are as they were read: their checksums cannot be"
+            ),
+            Self::SearchedChunks { count } => write!(
+                f,
+                "the chunk tree cannot be read: a search has found {count} chunks, and others may be missing"
+            ),
+            Self::NoChecksums { problem } => write!(
+                f,
+                "data is taken as it is read, because the checksum tree cannot be used: {problem}"
+            ),
+            _ => Ok(()),
+        }
+    }
+}
+
 impl fmt::Display for VolumeReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::BadCopy { structure, logical, source, problem } => write!(
                 f,
-                "bad copy of {structure} at logical address {logical} ({source}): {problem}; another one was used"
+                "bad copy of {structure} at logical address {logical} ({source}): {problem}; another one was used, and a scrub repairs it"
             ),
             Self::SuperblockCopy { device, offset, problem } => write!(
                 f,
-                "{device}: the primary superblock is damaged ({problem}); the copy at {offset} is used"
+                "{device}: the primary superblock is damaged ({problem}); the copy at {offset} is used, and a scrub repairs the primary"
             ),
             Self::BadSuperblockCopy { device, offset, problem } => {
-                write!(f, "{device}: the superblock copy at {offset} is damaged ({problem})")
+                write!(f, "{device}: the superblock copy at {offset} is damaged ({problem}); a scrub repairs it")
             }
             Self::CommitFailed { problem } => write!(f, "committing: {problem}"),
             Self::ReadOnly { problem } => write!(
@@ -219,7 +330,7 @@ impl fmt::Display for VolumeReport {
                 write!(f, "removing what a crash left of files without names: {problem}")
             }
             Self::WrongFreeSpace { group, problem } => {
-                write!(f, "the block group at {group}: {problem}; see what btrfs check finds")
+                write!(f, "the block group at {group}: {problem}; see what a check finds")
             }
             Self::DiscardFailed { problem } => {
                 write!(f, "discarding what was freed, which ends here: {problem}")
@@ -236,12 +347,18 @@ impl fmt::Display for VolumeReport {
                 "the pending tree log is ignored: what was fsynced after the last commit is not shown",
             ),
             Self::LogNotReplayed { problem } => {
-                write!(f, "the last commit of a metadata dump is shown, because its tree log cannot be replayed: {problem}")
+                write!(f, "the last commit is shown, because the tree log cannot be replayed: {problem}")
             }
             Self::LogReplayed { is_stored: true } => f.write_str("the tree log was replayed"),
             Self::LogReplayed { is_stored: false } => {
                 f.write_str("the tree log was replayed in memory: the devices stay as they are")
             }
+            Self::OtherRoot { .. }
+            | Self::LostItems { .. }
+            | Self::ReplacedData { .. }
+            | Self::UnverifiedData { .. }
+            | Self::SearchedChunks { .. }
+            | Self::NoChecksums { .. } => self.fmt_rescue(f),
             Self::MetadataOnly => {
                 f.write_str("the volume was made by btrfs-image and holds no data of files")
             }

@@ -40,7 +40,7 @@ use std::sync::Arc;
 
 use offshoot_btrfs_format::check::Geometry;
 use offshoot_btrfs_format::chunk::Chunk;
-use offshoot_btrfs_format::superblock::Superblock;
+use offshoot_btrfs_format::superblock::{SUPERBLOCK_OFFSETS, Superblock};
 use offshoot_btrfs_format::{Logical, Malformed, Physical};
 use offshoot_vfs::{Code, Errno, Error, Result, Structure};
 use parking_lot::{Mutex, RwLock};
@@ -54,7 +54,7 @@ pub(crate) use failing::{DeviceError, RecordedFailures, WrittenCopy};
 use lanes::MemberLanes;
 pub(crate) use lanes::{MemberWrite, MemberWrites};
 pub use members::Member;
-pub(crate) use members::{Members, superblock_at};
+pub(crate) use members::{GivenDevice, Members, superblock_at};
 pub(crate) use ways::{MemberOffset, ReadSegment, ReadWay};
 
 /// The members of a volume, and the map from logical addresses to them.
@@ -96,6 +96,22 @@ impl Storage {
     /// The superblock of the last commit.
     pub(crate) fn superblock(&self) -> &Superblock {
         &self.superblock
+    }
+
+    /// The superblock, to read the volume through other roots than those that it names.
+    pub(crate) fn superblock_mut(&mut self) -> &mut Superblock {
+        &mut self.superblock
+    }
+
+    /// The superblocks of this volume on all members, copies included, that verify.
+    pub(crate) fn stored_superblocks(&self) -> Vec<Superblock> {
+        let devices = self.members.all().iter().filter_map(|member| member.device.as_ref());
+        let all = devices.flat_map(|device| {
+            SUPERBLOCK_OFFSETS
+                .into_iter()
+                .filter_map(|offset| superblock_at(&**device, offset).ok())
+        });
+        all.filter(|found| found.fsid == self.superblock.fsid).collect()
     }
 
     /// The devices of the volume, those of its seeds included, by their number.

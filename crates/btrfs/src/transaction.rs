@@ -32,6 +32,7 @@
 //! The order of all locks is in `ARCHITECTURE.md`.
 
 mod base;
+mod behind;
 mod blocks;
 mod changing;
 mod checksums;

@@ -64,6 +64,17 @@ impl TreeRoot {
     }
 }
 
+/// A block of a tree that cannot be read, with everything behind it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LostSubtree {
+    /// What its header should say.
+    pub(crate) block: ExpectedBlock,
+    /// Its first key.
+    pub(crate) from: Key,
+    /// The key behind its last one; `None` at the right edge of the tree.
+    pub(crate) to: Option<Key>,
+}
+
 /// The source of a tree's blocks.
 pub(crate) trait Blocks {
     /// Whether trees may change while they are read.
@@ -78,6 +89,22 @@ pub(crate) trait Blocks {
 
     /// The child at `slot` of `node`, in the tree `owner`. May read the leaves behind it ahead.
     fn child(&self, node: &TreeBlock, slot: usize, owner: TreeId) -> Result<Arc<TreeBlock>>;
+
+    /// What a reader uses instead of `lost`, which could not be read because of `error`: another
+    /// block, or `None` to go on behind it.
+    ///
+    /// # Errors
+    /// `error`, unless the volume is read around damage.
+    fn instead(&self, lost: &LostSubtree, error: Error) -> Result<Option<Arc<TreeBlock>>> {
+        let _ = lost;
+        Err(error)
+    }
+
+    /// Whether an item of `tree` with this key may be in a subtree that could not be read.
+    fn may_have_lost(&self, tree: TreeId, key: Key) -> bool {
+        let _ = (tree, key);
+        false
+    }
 
     /// The root block of the tree `id`. No thread changes or replaces it while it is held.
     ///
@@ -154,8 +181,13 @@ impl<'v> Cursor<'v> {
     }
 
     fn seek_still(&mut self, root: TreeRoot, key: Key) -> Result<()> {
-        let block = self.blocks.block(&root.expected())?;
-        if !block.is_empty() {
+        let expected = root.expected();
+        let lost = LostSubtree { block: expected, from: Key::MIN, to: None };
+        let block = match self.blocks.block(&expected) {
+            Ok(block) => Some(block),
+            Err(error) => self.blocks.instead(&lost, error)?,
+        };
+        if let Some(block) = block.filter(|block| !block.is_empty()) {
             let mut descent = Descent::to(key);
             self.push(block, None, |block| descent.floor(block).unwrap_or(0))?;
         }
@@ -302,25 +334,59 @@ impl<'v> Cursor<'v> {
         if is_leaf { Ok(()) } else { self.descend(choose) }
     }
 
-    /// Goes down from the last block of the path, at its slot, to a leaf.
+    /// Goes down from the last block of the path, at its slot, to a leaf. Behind a subtree that
+    /// cannot be read it goes on at the next one, if the volume is read around damage.
     fn descend(&mut self, mut choose: impl FnMut(&TreeBlock) -> usize) -> Result<()> {
-        while let Some(CursorStep { block, slot, upper }) = self.path.last()
-            && !block.is_leaf()
-        {
-            let upper = if slot + 1 < block.len() { Some(block.key(slot + 1)) } else { *upper };
-            let child = self.blocks.child(block, *slot, self.id)?;
-            let last = child.key(child.len() - 1);
-            if let Some(upper) = upper.filter(|&upper| last >= upper) {
-                return Err(Error::corrupt_at(
-                    if child.is_leaf() { Structure::Leaf } else { Structure::Node },
-                    child.header().bytenr.get(),
-                    format!("its last key {last} is not below {upper}, the next one in its parent"),
-                ));
+        let mut has_passed = false;
+        while let Some(CursorStep { block, slot, upper }) = self.path.last_mut() {
+            if *slot >= block.len() {
+                self.path.pop();
+                if let Some(above) = self.path.last_mut() {
+                    above.slot += 1;
+                }
+                continue;
             }
-            let slot = choose(&child);
+            if block.is_leaf() {
+                break;
+            }
+            let upper = if *slot + 1 < block.len() { Some(block.key(*slot + 1)) } else { *upper };
+            let child = match child_below(self.blocks, block, *slot, self.id, upper) {
+                Ok(child) => Some(child),
+                Err(error) => {
+                    let expected = block.child_expected(*slot, self.id);
+                    let lost = LostSubtree { block: expected, from: block.key(*slot), to: upper };
+                    self.blocks.instead(&lost, error)?
+                }
+            };
+            let Some(child) = child else {
+                has_passed = true;
+                *slot += 1;
+                continue;
+            };
+            let slot = if has_passed { 0 } else { choose(&child) };
             self.path.push(CursorStep { block: child, slot, upper });
         }
         Ok(())
+    }
+}
+
+/// The child at `slot` of `node`, whose keys must be below `upper`.
+fn child_below(
+    blocks: &dyn Blocks,
+    node: &TreeBlock,
+    slot: usize,
+    tree: TreeId,
+    upper: Option<Key>,
+) -> Result<Arc<TreeBlock>> {
+    let child = blocks.child(node, slot, tree)?;
+    let last = child.key(child.len() - 1);
+    match upper {
+        Some(upper) if last >= upper => Err(Error::corrupt_at(
+            if child.is_leaf() { Structure::Leaf } else { Structure::Node },
+            child.header().bytenr.get(),
+            format!("its last key {last} is not below {upper}, the next one in its parent"),
+        )),
+        _ => Ok(child),
     }
 }
 

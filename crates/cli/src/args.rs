@@ -6,6 +6,7 @@ mod look;
 mod mount;
 mod mounted;
 mod property;
+mod recover;
 mod size;
 mod subvolume;
 
@@ -40,6 +41,8 @@ pub(crate) use mounted::OnMount;
 pub(crate) use property::{
     GetPropertyArguments, ListPropertyArguments, Property, PropertyVerb, SetPropertyArguments,
 };
+use recover::RECOVER_HELP;
+pub(crate) use recover::RecoverArguments;
 pub(crate) use size::{NewSize, SizeChange, parse_minimal, parse_size};
 pub(crate) use subvolume::{
     EditSubvolumeArguments, ListArguments, SetArguments, SnapshotArguments, SubvolumeArguments,
@@ -49,6 +52,7 @@ pub(crate) use subvolume::{
 use crate::live::ServedVolume;
 use crate::mount::is_called_by_mount;
 use crate::verbs::bench::{BENCH_HELP, BenchVerb};
+use crate::verbs::btrfs::rescuing::RescueArguments;
 use crate::verbs::btrfs::storing::StoringArguments;
 use crate::verbs::build::{BUILD_HELP, BuildArguments};
 use crate::verbs::mkfs::{MKFS_HELP, MkfsArguments};
@@ -249,6 +253,9 @@ pub(crate) enum Verb {
     /// Take a file or a whole tree out of a volume
     #[command(after_help = EXTRACT_HELP)]
     Extract(ExtractArguments),
+    /// Get out of a damaged btrfs volume what can still be read
+    #[command(after_help = RECOVER_HELP)]
+    Recover(RecoverArguments),
     /// Copy files and directories into, out of and between volumes
     #[command(after_help = CP_HELP)]
     Cp(CpArguments),
@@ -462,6 +469,8 @@ pub(crate) struct OpenArguments {
     #[arg(long)]
     pub(crate) ignore_log: bool,
     #[command(flatten)]
+    pub(crate) rescue: RescueArguments,
+    #[command(flatten)]
     pub(crate) layers: LayerArguments,
     /// It is not opened at all: it is open.
     #[arg(skip)]
@@ -600,7 +609,8 @@ not be made is left out, and one summary at the end says so.
 A tar archive holds the same but for sockets. GNU tar restores all of it with \
 `tar --acls --xattrs --xattrs-include='*' -xpf`.
 
-A file that cannot be read is reported and left out, and the rest goes on. In a tar archive a \
+A file that cannot be read is reported and left out, and the rest goes on. With --salvage a file of btrfs is written with zeros for the \
+data that cannot be read, and the exit code is 3 then. `offshoot recover` goes around damage of other kinds. In a tar archive a \
 large file may be half written by then; the archive ends there.
 
 Examples:
@@ -619,6 +629,10 @@ pub(crate) struct ExtractArguments {
     /// Write a tar archive instead, to FILE or with `-` to standard output
     #[arg(long, value_name = "FILE")]
     pub(crate) tar: Option<PathBuf>,
+    /// Write zeros for data of a btrfs volume that no copy gives, with a list at the end of what
+    /// was replaced
+    #[arg(long)]
+    pub(crate) salvage: bool,
     /// Write what was done as JSON
     #[arg(long)]
     pub(crate) json: bool,

@@ -4,6 +4,8 @@
 //! standard error and one of the five exit codes that the help documents. A reader of
 //! standard output that goes away is not a failure: [`VerbFailure::is_broken_pipe`].
 
+mod steps;
+
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::{fmt, io};
@@ -116,6 +118,9 @@ impl VerbFailure {
             );
         }
         let (Self::Volume(error) | Self::Inside(_, error)) = self else { return };
+        for step in steps::after(error) {
+            console.step(step);
+        }
         if !matches!(error.code(), Code::Log | Code::LogNotReplayed) {
             return;
         }
@@ -168,6 +173,15 @@ pub(crate) fn report(result: Result, console: &Console) -> ExitStatus {
     };
     console.finish();
     status
+}
+
+/// Shows what the user can do next after errors about single files, of which `worst` is the worst.
+pub(crate) fn show_steps(worst: Option<Worst>, console: &Console) {
+    if worst == Some(Worst::Corrupt) {
+        for step in steps::AFTER_FILES {
+            console.step(step);
+        }
+    }
 }
 
 /// The result of a verb that has printed its errors about single files; `worst` is the worst of

@@ -229,6 +229,10 @@ fn claim(mounting: &Mounting<'_>, wanted: &MountCommandOptions, console: &Consol
         console.warning(&"mounted read-only, because the log is not replayed");
         return DeviceAccess::ReadOnly;
     }
+    if !wanted.rescue.is_empty() || mounting.arguments.open.rescue.is_set() {
+        console.warning(&"mounted read-only, because it is read around damage");
+        return DeviceAccess::ReadOnly;
+    }
     let mut first = None;
     let others = mounting.arguments.open.devices.iter().chain(&wanted.devices);
     for path in iter::once(mounting.volume).chain(others.map(PathBuf::as_path)) {

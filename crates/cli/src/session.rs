@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use offshoot_btrfs::{BtrfsVolume, EngineOptions, SubvolumeId};
+use offshoot_btrfs::{BtrfsVolume, EngineOptions, Reporter, Rescue, SubvolumeId};
 use offshoot_btrfs_format::TreeId;
 use offshoot_device::{BlockDevice, VolumeFormat};
 use offshoot_vfs::path::{LastLink, resolve, resolve_held};
@@ -75,6 +75,10 @@ pub(crate) struct Opening {
     pub(crate) is_discarding: bool,
     /// Whether files are written back before each commit.
     pub(crate) flushes_on_commit: bool,
+    /// What the verb itself needs to read a damaged volume of btrfs.
+    pub(crate) rescue: Rescue,
+    /// Receives what the engine of btrfs reports, instead of `warned`.
+    pub(crate) told: Option<Reporter>,
     /// Receives the reports of survived faults; `None` for the console, which prints the first
     /// ones.
     pub(crate) warned: Option<OnSessionWarning>,
@@ -98,6 +102,8 @@ impl Opening {
             has_tree_log: true,
             is_discarding: false,
             flushes_on_commit: false,
+            rescue: Rescue::default(),
+            told: None,
             warned: None,
             when_devices_are_open: None,
             before_writing: None,
@@ -202,6 +208,18 @@ impl Session {
         Self::open_with(disk, &arguments.open, opening, console)
     }
 
+    /// Opens the volume in this way, to read it.
+    pub(crate) fn open_to_read(
+        volume: &Path,
+        arguments: &OpenArguments,
+        opening: Opening,
+        console: &Arc<Console>,
+    ) -> Result<Self> {
+        let opening = Opening { is_for_btrfs: true, ..opening };
+        let disk = member_disk(volume, arguments, &opening, false)?;
+        Self::open_with(disk, arguments, opening, console)
+    }
+
     /// Opens the volume to scrub it, as it is stored and without changing it as a whole. A volume
     /// that is open already is used as it is.
     pub(crate) fn open_to_scrub(
@@ -248,13 +266,20 @@ impl Session {
         let reports = KeptReports::new(opening.warned, console);
         let mut options = EngineOptions {
             is_degraded: arguments.degraded,
-            is_log_ignored: opening.is_stored || arguments.ignore_log,
-            reporter: Some(reports.reporter()),
+            is_log_ignored: opening.is_stored
+                || arguments.ignore_log
+                || arguments.rescue.ignores_log(),
+            rescue: arguments.rescue.of_engine(opening.rescue),
+            reporter: Some(opening.told.unwrap_or_else(|| reports.reporter())),
             has_tree_log: opening.has_tree_log,
             is_discarding: opening.is_discarding,
             flushes_on_commit: opening.flushes_on_commit,
             ..EngineOptions::default()
         };
+        if opening.access == Access::Write && options.rescue.is_set() {
+            let what = "writing to a volume that is read around damage: leave out --rescue and --ignore-checksums";
+            return Err(Error::posix(Errno::INVAL, what).into());
+        }
         opening.storing.apply_to(&mut options);
         if let Some(bytes) = opening.dirty_bytes {
             options.dirty_bytes = bytes;
@@ -302,7 +327,9 @@ impl Session<XfsVolume> {
     ) -> Result<Self> {
         let reports = KeptReports::new(opening.warned, console);
         let mut options = XfsOptions {
-            is_log_ignored: opening.is_stored || arguments.ignore_log,
+            is_log_ignored: opening.is_stored
+                || arguments.ignore_log
+                || arguments.rescue.ignores_log(),
             reporter: Some(reports.reporter()),
             ..XfsOptions::default()
         };
@@ -434,8 +461,17 @@ pub(crate) fn open_tree_on(
 impl PlaceSession {
     /// Opens a place.
     pub(crate) fn open(arguments: &PlaceArguments, console: &Arc<Console>) -> Result<Self> {
+        Self::open_with(arguments, Opening::to(Access::Read), console)
+    }
+
+    /// Opens a place in this way.
+    pub(crate) fn open_with(
+        arguments: &PlaceArguments,
+        opening: Opening,
+        console: &Arc<Console>,
+    ) -> Result<Self> {
         let VolumePath { volume, path } = arguments.tree.open.place(&arguments.place);
-        let fs = open_tree(&volume, &arguments.tree, Opening::to(Access::Read), console)?;
+        let fs = open_tree(&volume, &arguments.tree, opening, console)?;
         Ok(Self { volume, fs, path })
     }
 

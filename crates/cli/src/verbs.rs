@@ -77,6 +77,7 @@ fn run(verb: &Verb, out: &mut dyn Write, console: &Arc<Console>) -> Result {
         Verb::Df(arguments) => df::run(arguments, out, console),
         Verb::Cat(arguments) => cat::run(arguments, out, console),
         Verb::Extract(arguments) => extract::run(arguments, out, console),
+        Verb::Recover(arguments) => btrfs::recover::run(arguments, out, console),
         Verb::Cp(arguments) => cp::run(arguments, out, console),
         Verb::Mkdir(arguments) => mkdir::run(arguments, out, console),
         Verb::Rm(arguments) => rm::run(arguments, out, console),

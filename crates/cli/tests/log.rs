@@ -165,7 +165,7 @@ fn a_dump_with_a_pending_log_is_read() {
     assert_eq!(size(&["stat", "--json", &place]), old);
     let said = offshoot(&["ls", &place]).stderr;
     let said = String::from_utf8_lossy(&said);
-    assert!(said.contains("the last commit of a metadata dump is shown"), "{said}");
+    assert!(said.contains("the last commit is shown"), "{said}");
 }
 
 /// In a dump the targets of symbolic links are zeros. The program says that once for all links.

@@ -166,16 +166,16 @@ fn scratch_error(error: io::Error) -> Error {
 /// The records of one sorted run.
 enum SortedRun<T> {
     Memory(std::vec::IntoIter<T>),
-    File { reader: BufReader<FileRange>, left: u64 },
+    File { reader: BufReader<RunReader>, left: u64 },
 }
 
 /// A range of a file, read without moving the place of other readers.
-struct FileRange {
+struct RunReader {
     file: File,
     at: u64,
 }
 
-impl Read for FileRange {
+impl Read for RunReader {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         let len = std::os::unix::fs::FileExt::read_at(&self.file, buf, self.at)?;
         self.at += len as u64;
@@ -185,7 +185,7 @@ impl Read for FileRange {
 
 impl<T: SortedRecord> SortedRun<T> {
     fn open(file: &File, at: u64, len: u64) -> io::Result<Self> {
-        let range = FileRange { file: file.try_clone()?, at };
+        let range = RunReader { file: file.try_clone()?, at };
         Ok(Self::File { reader: BufReader::with_capacity(64 << 10, range), left: len })
     }
 

@@ -4,6 +4,7 @@ use offshoot_btrfs_format::inode::{InodeItem, Timespec};
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_vfs::{Errno, Error, FileId, FileType, Result, Structure, Timestamp};
 
+use super::inferred::inferred;
 use crate::delayed::{self, Queues};
 use crate::storage::malformed;
 use crate::transaction::{Base, tree_root};
@@ -37,7 +38,10 @@ pub(crate) fn tree_of(base: &Base, file: FileId) -> Result<TreeRoot> {
 pub(crate) fn inode_item(volume: &impl Queues, root: TreeRoot, file: FileId) -> Result<InodeItem> {
     let key = Key::new(file.ino, ItemType::INODE_ITEM, 0);
     let read = |data: &[u8]| InodeItem::view(data).copied().map_err(malformed);
-    delayed::with_item(volume, root, key, read)?.ok_or_else(|| no_such_file(file))
+    match delayed::with_item(volume, root, key, read)? {
+        Some(item) => Ok(item),
+        None => inferred(volume, root, file)?.ok_or_else(|| no_such_file(file)),
+    }
 }
 
 /// The type of the file with this inode item.

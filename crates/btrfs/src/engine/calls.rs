@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use offshoot_btrfs_format::{DeviceId, Logical};
-use offshoot_vfs::{Result, Timestamp, Trimmed};
+use offshoot_vfs::{FileId, Result, Timestamp, Trimmed};
 
 use super::Engine;
 use crate::SubvolumeId;
@@ -36,6 +36,16 @@ impl Engine {
     /// `ENOENT` when there is no such subvolume.
     pub fn subvolume(&self, id: SubvolumeId) -> Result<SubvolumeInfo> {
         subvolume::info(self, id)
+    }
+
+    /// The path of `file` from the top level of the volume, by one of its names, without a leading
+    /// slash.
+    ///
+    /// # Errors
+    /// `ENOENT` when it has no name, or when its subvolume is gone; other errors when a directory
+    /// above it cannot be read.
+    pub fn path_of(&self, file: FileId) -> Result<Vec<u8>> {
+        subvolume::path_of(self, file)
     }
 
     /// Makes the subvolume `id` read-only, or writable again. Data that was accepted before is in

@@ -16,9 +16,10 @@ use crate::data::{Buffers, DecodedExtents};
 use crate::delayed::Delayed;
 use crate::inode::{Inodes, Rooms, SubvolumeMoves};
 use crate::log::{self, RunningLog, in_volume};
-use crate::options::{EngineOptions, Mechanisms};
+use crate::options::{EngineOptions, Mechanisms, Rescue};
 use crate::report::VolumeReport;
-use crate::storage::{ChunkMap, MappedChunk, Members, Storage, malformed};
+use crate::rescue::AroundDamage;
+use crate::storage::{ChunkMap, GivenDevice, MappedChunk, Members, Storage, malformed};
 use crate::subvolume::SubvolumeState;
 use crate::transaction::{Base, chunk_tree_root};
 use crate::tree::Cursor;
@@ -39,11 +40,15 @@ impl Engine {
         let budget = MemoryBudget::new(options.replay_bytes);
         let in_memory = |below| Arc::new(MemoryDevice::over_within(below, &budget)) as Arc<_>;
         let changed: Vec<_> = devices.iter().cloned().map(in_memory).collect();
-        let engine = Self::open_again(changed.clone(), options)?;
-        match engine.replay(options, WriteDestination::InMemory) {
+        // A replay changes trees, so all that it reads must be sound.
+        let strict = EngineOptions { rescue: Rescue::default(), ..options.clone() };
+        let replayed = Self::open_again(changed.clone(), &strict)
+            .and_then(|engine| engine.replay(&strict, WriteDestination::InMemory));
+        match replayed {
             Ok(()) => {}
-            // A dump may lack blocks that a replay needs, and people only read it.
-            Err(error) if is_dump => {
+            // A dump may lack blocks that a replay needs, and people only read it. A damaged
+            // volume may lack them too.
+            Err(error) if is_dump || options.rescue.is_set() => {
                 let options = EngineOptions { is_log_ignored: true, ..options.clone() };
                 let engine = Self::open_again(devices, &options)?;
                 engine.report(&VolumeReport::LogNotReplayed { problem: error.to_string() });
@@ -62,6 +67,10 @@ impl Engine {
         devices: Vec<Arc<dyn BlockDevice>>,
         options: &EngineOptions,
     ) -> Result<Self> {
+        if options.rescue.is_set() {
+            let what = "writing a volume with options to rescue what is in a damaged one";
+            return Err(Error::posix(Errno::INVAL, what));
+        }
         let engine = Self::open_engine(devices.clone(), options)?;
         if !engine.superblock().has_pending_log() {
             let engine = engine.into_writable(options, WriteDestination::Stored)?;
@@ -98,16 +107,11 @@ impl Engine {
         let (storage, found) =
             Storage::open(devices, options.reporter.clone(), options.is_log_ignored)?;
         let mut volume = Self::over(storage, options);
-        let devices = volume.read_device_items()?;
-        let storage = &volume.rooms.base.storage;
-        let members = storage.match_members(&devices, &found, options.is_degraded)?;
-        let chunks = volume.read_chunks(&members)?;
-        volume.rooms.base.storage.learn(&devices, members, chunks);
-        volume.rooms.base.csum_tree = match volume.tree(TreeId::CSUM) {
-            Ok(root) => Some(root),
-            Err(Error::Posix { .. }) => None,
-            Err(e) => return Err(e),
-        };
+        volume.learn_chunks(&found, options)?;
+        volume.rooms.base.around = AroundDamage::new(&options.rescue);
+        volume.rooms.base.replaces_bad_data = options.rescue.replaces_bad_data;
+        volume.choose_root(options)?;
+        volume.find_checksums(options)?;
         if volume.superblock().incompat.has(Incompat::RAID_STRIPE_TREE) {
             volume.rooms.base.stripe_tree =
                 Some(volume.tree(TreeId::RAID_STRIPE).map_err(|e| match e {
@@ -119,6 +123,20 @@ impl Engine {
                 })?);
         }
         Ok(volume)
+    }
+
+    /// Learns members and chunks from the chunk tree.
+    pub(super) fn try_chunks(
+        &mut self,
+        found: &[GivenDevice],
+        options: &EngineOptions,
+    ) -> Result<()> {
+        let devices = self.read_device_items()?;
+        let storage = &self.rooms.base.storage;
+        let members = storage.match_members(&devices, found, options.is_degraded)?;
+        let chunks = self.read_chunks(&members)?;
+        self.rooms.base.storage.learn(&devices, members, chunks);
+        Ok(())
     }
 
     /// Opens the volume again, without repeating the reports of the first opening.

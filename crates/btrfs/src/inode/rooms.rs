@@ -4,9 +4,9 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use offshoot_btrfs_format::check::ExpectedBlock;
-use offshoot_btrfs_format::{Generation, TreeId};
+use offshoot_btrfs_format::{Generation, Key, TreeId};
 use offshoot_kit::read_ahead::ReadAhead;
-use offshoot_vfs::Result;
+use offshoot_vfs::{Error, Result};
 
 use super::subvolume::SubvolumeMoves;
 use super::{Inodes, RoomsHandle};
@@ -16,7 +16,7 @@ use crate::delayed::{Delayed, Queues};
 use crate::options::EngineOptions;
 use crate::space::{Purpose, Waiter};
 use crate::transaction::{Base, ChangingTree, CommitCause};
-use crate::tree::Blocks;
+use crate::tree::{Blocks, LostSubtree};
 
 /// The rooms of an open volume that files need: the state of `inode` and of all rooms below it.
 pub struct Rooms {
@@ -111,6 +111,14 @@ impl Blocks for Rooms {
 
     fn child(&self, node: &TreeBlock, slot: usize, owner: TreeId) -> Result<Arc<TreeBlock>> {
         self.base.child(node, slot, owner)
+    }
+
+    fn instead(&self, lost: &LostSubtree, error: Error) -> Result<Option<Arc<TreeBlock>>> {
+        self.base.instead(lost, error)
+    }
+
+    fn may_have_lost(&self, tree: TreeId, key: Key) -> bool {
+        self.base.may_have_lost(tree, key)
     }
 
     fn hold_root(&self, id: TreeId) -> Result<HeldBlock> {

@@ -194,6 +194,16 @@ pub(crate) struct GivenDevice {
 }
 
 impl GivenDevice {
+    /// The device.
+    pub(crate) fn device(&self) -> &dyn BlockDevice {
+        &*self.device
+    }
+
+    /// Its device item, as its own superblock has it.
+    pub(crate) fn device_item(&self) -> DevItem {
+        self.superblock.item.dev_item
+    }
+
     /// The UUID of the device.
     pub(super) fn uuid(&self) -> Uuid {
         Uuid::from_bytes(self.superblock.item.dev_item.uuid)

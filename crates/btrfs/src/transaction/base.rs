@@ -5,9 +5,10 @@ use offshoot_btrfs_format::superblock::Superblock;
 use offshoot_btrfs_format::{Key, Logical, TreeId};
 use offshoot_vfs::{Errno, Error, Result};
 
-use super::{LiveVolume, RootCache, newest, tree_root};
+use super::{LiveVolume, RootCache, chunk_tree_root, newest, tree_root};
 use crate::block::BlockCache;
-use crate::report::VolumeReport;
+use crate::report::{LostItems, VolumeReport};
+use crate::rescue::AroundDamage;
 use crate::space::Roots;
 use crate::storage::{MappedChunk, Member, ReadSegment, Storage, StorageTrees};
 use crate::tree::{Cursor, TreeRoot, recorded_segment};
@@ -19,6 +20,12 @@ pub struct Base {
     pub(crate) cache: BlockCache,
     root_tree: TreeRoot,
     pub(crate) csum_tree: Option<TreeRoot>,
+    /// How the volume is read around damage; `None` when damage is an error.
+    pub(crate) around: Option<AroundDamage>,
+    /// Whether data that no copy gives is read as zeros, and reported.
+    pub(crate) replaces_bad_data: bool,
+    /// Whether data is taken as it is read, without comparing its checksums.
+    pub(crate) ignores_checksums: bool,
     /// The RAID stripe tree, which says where data is; `None` in a volume without it.
     pub(crate) stripe_tree: Option<TreeRoot>,
     pub(super) subvolume_roots: RootCache,
@@ -33,6 +40,9 @@ impl Base {
             cache: BlockCache::new(cache_bytes, storage.superblock().node_size),
             root_tree: TreeRoot::of_root_tree(&storage.superblock().item),
             csum_tree: None,
+            around: None,
+            replaces_bad_data: false,
+            ignores_checksums: false,
             stripe_tree: None,
             subvolume_roots: RootCache::default(),
             live: None,
@@ -68,6 +78,42 @@ impl Base {
     #[must_use]
     pub fn root_tree(&self) -> TreeRoot {
         self.root_tree
+    }
+
+    /// The items of trees that could not be read so far, or may be missing, when the volume is read
+    /// around damage.
+    pub fn lost_items(&self) -> Vec<LostItems> {
+        self.around.as_ref().map(AroundDamage::all_lost).unwrap_or_default()
+    }
+
+    /// Whether items of `tree` with keys from `from` to `to` may be lost.
+    pub(crate) fn may_have_lost_between(&self, tree: TreeId, from: Key, to: Key) -> bool {
+        let around = self.around.as_ref();
+        around.is_some_and(|around| !around.lost_between(tree, from, to).is_empty())
+    }
+
+    /// Reads the volume through another root, of another commit or at another place. A pending log
+    /// belongs to the newest one.
+    pub(crate) fn use_root(&mut self, root: TreeRoot) {
+        if root == self.root_tree {
+            return;
+        }
+        self.subvolume_roots = RootCache::default();
+        self.storage.superblock_mut().item.log_root = 0.into();
+        self.root_tree = root;
+    }
+
+    /// The chunk tree.
+    pub(crate) fn chunk_root(&self) -> TreeRoot {
+        chunk_tree_root(self)
+    }
+
+    /// Reads the chunks from another chunk tree.
+    pub(crate) fn use_chunk_root(&mut self, root: TreeRoot) {
+        let item = &mut self.storage.superblock_mut().item;
+        item.chunk_root = root.logical.0.into();
+        item.chunk_root_level = root.level;
+        item.chunk_root_generation = root.generation.0.into();
     }
 
     /// The checksum tree; `None` in a volume that has none.

@@ -5,15 +5,15 @@ use std::sync::atomic::Ordering;
 
 use offshoot_btrfs_format::block::NodePointer;
 use offshoot_btrfs_format::check::ExpectedBlock;
-use offshoot_btrfs_format::{Generation, TreeId};
-use offshoot_vfs::Result;
+use offshoot_btrfs_format::{Generation, Key, TreeId};
+use offshoot_vfs::{Error, Result};
 
 use super::Base;
 #[cfg(debug_assertions)]
 use crate::block::lock_order::require_order;
 use crate::block::{HeldBlock, Latch, TreeBlock, latch_shared};
 use crate::transaction::LiveVolume;
-use crate::tree::{Blocks, share_root};
+use crate::tree::{Blocks, LostSubtree, share_root};
 
 /// How many blocks after the wanted one are read ahead when the wanted one is not in the cache: a
 /// walk over the tree will need these leaves next.
@@ -43,6 +43,15 @@ impl Blocks for Base {
         self.committed_block(&expected)
     }
 
+    fn instead(&self, lost: &LostSubtree, error: Error) -> Result<Option<Arc<TreeBlock>>> {
+        let Some(around) = &self.around else { return Err(error) };
+        around.stand_in(&self.storage, self, self, lost, error)
+    }
+
+    fn may_have_lost(&self, tree: TreeId, key: Key) -> bool {
+        self.around.as_ref().is_some_and(|around| around.may_have_lost(tree, key))
+    }
+
     fn hold_root(&self, id: TreeId) -> Result<HeldBlock> {
         let live = self.live()?;
         let tree = live.tree(self, id)?;
@@ -62,6 +71,11 @@ impl Blocks for Base {
 impl Base {
     /// The committed block that `expected` describes.
     pub(crate) fn committed_block(&self, expected: &ExpectedBlock) -> Result<Arc<TreeBlock>> {
+        if let Some(around) = &self.around
+            && let Some(made) = around.known(expected)?
+        {
+            return Ok(made);
+        }
         self.cache.committed(&self.storage, expected)
     }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use offshoot_btrfs::{BtrfsVolume, EngineOptions};
+use offshoot_btrfs::{BtrfsVolume, EngineOptions, RecoveredFiles, Rescue};
 use offshoot_btrfs_format::csum::ChecksumType;
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_device::BlockDevice;
@@ -22,6 +22,9 @@ pub(crate) type Survey = BTreeMap<String, Result<String>>;
 
 /// Opens the volume and does everything with it.
 pub(crate) fn survey(devices: Vec<Arc<dyn BlockDevice>>, is_degraded: bool) -> Survey {
+    if is_degraded {
+        survey_around_damage(devices.clone());
+    }
     let mut seen = Survey::new();
     let reporter = |report: &offshoot_btrfs::VolumeReport| {
         let _ = report.to_string();
@@ -58,6 +61,23 @@ pub(crate) fn survey(devices: Vec<Arc<dyn BlockDevice>>, is_degraded: bool) -> S
         }
     }
     seen
+}
+
+/// Opens the volume to be read around damage, and reads all of its files. What is wrong does not
+/// matter here, only that it ends.
+pub(crate) fn survey_around_damage(devices: Vec<Arc<dyn BlockDevice>>) {
+    let options = EngineOptions {
+        is_degraded: true,
+        cache_bytes: 4 << 20,
+        rescue: Rescue::EVERYTHING,
+        reporter: Some(Arc::new(|report| drop(report.to_string()))),
+        ..EngineOptions::default()
+    };
+    let Ok(volume) = BtrfsVolume::open(devices, &options) else { return };
+    let _ = volume.roots();
+    if let Ok(files) = RecoveredFiles::open(&volume, TreeId::FS) {
+        SurveyWalk::new(&*files, TreeId::FS).run(&mut Survey::new());
+    }
 }
 
 /// A copy of an error, for a second entry.

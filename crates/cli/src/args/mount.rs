@@ -14,7 +14,8 @@ Without VOLUME and DIRECTORY it lists what is mounted.
 
 Options as of mount, separated by commas: ro, rw, subvol=PATH, subvolid=ID, compress[=zlib|lzo|zstd[:LEVEL]|none], \
 compress-force[=...], nodatacow, nodatasum, max_inline=BYTES, commit=SECONDS, notreelog, discard[=sync|async] (both are done soon after a commit), flushoncommit, degraded, device=FILE, allow_other, uid=ID|NAME and gid=ID|NAME (all files are shown with that owner, and no owner \
-can be changed), norecovery or nologreplay (read-only, without what was fsynced since the last commit), suid, dev, noexec, \
+can be changed), norecovery or nologreplay (read-only, without what was fsynced since the last commit), \
+rescue=usebackuproot, ignorebadroots, ignoredatacsums, nologreplay or all, several with : between them (a damaged volume, read-only; docs/recover.md), suid, dev, noexec, \
 nofail (a volume that is not there is no error), idmap (root can show it elsewhere with mapped ids, and no verb works on it meanwhile), io_uring and noio_uring (over io_uring or not at all, or over /dev/fuse; without these over io_uring where the kernel \
 offers it: Linux 6.14, with Y in /sys/module/fuse/parameters/enable_uring), fuseblk (see below), nosandbox, \
 remount with ro, rw, suid, dev, exec and the options that are in force. As a user, `fusermount3` mounts.
@@ -23,7 +24,7 @@ Each format has options of its own, which are refused by name on the other one. 
 quotas, wsync, inode32, dax, logdev= and rtdev= are refused. fuseblk is for btrfs alone.
 
 Options that are only wishes are accepted, with one warning: autodefrag, lazytime, strictatime, thread_pool=, user_xattr, skip_balance, clear_cache, \
-user_subvol_rm_allowed and others of btrfs(5) and mount(8). Those that a user would rely on are refused by name: sync, noacl, usebackuproot and others.
+user_subvol_rm_allowed and others of btrfs(5) and mount(8). Those that a user would rely on are refused by name: sync, noacl, context= and others.
 
 What may only be read is mounted read-only, and a message says so. For root, a volume that is mounted can be mounted in further places, each with a subvolume of its own: \
 ro, rw, suid, dev and exec are those of the place, and all other options those of the first mount.

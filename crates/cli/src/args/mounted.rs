@@ -132,11 +132,13 @@ fn opened<'a>(
     arguments: &'a mut OpenArguments,
     opening: Option<&'static str>,
 ) -> OnMount<'a> {
-    let OpenArguments { devices, degraded, ignore_log, layers, live } = arguments;
+    let OpenArguments { devices, degraded, ignore_log, rescue, layers, live } = arguments;
     let options = [
         (!devices.is_empty(), "--device"),
         (*degraded, "--degraded"),
         (*ignore_log, "--ignore-log"),
+        (!rescue.rescue.is_empty(), "--rescue"),
+        (rescue.ignore_checksums, "--ignore-checksums"),
         (layers.offset.is_some(), "--offset"),
         (layers.image_format.is_some(), "--image-format"),
         (layers.backing, "--backing"),

@@ -51,6 +51,7 @@ fn words(mounting: &Mounting<'_>, flag: &str) -> Vec<OsString> {
     }
     words.extend(open.degraded.then(|| "--degraded".into()));
     words.extend(open.ignore_log.then(|| "--ignore-log".into()));
+    words.extend(open.rescue.words().into_iter().map(OsString::from));
     if let Some(offset) = open.layers.offset {
         words.extend(["--offset".into(), offset.to_string().into()]);
     }

@@ -21,6 +21,7 @@ use offshoot_fuse::{ShownOwner, Transport};
 use offshoot_vfs::{Code, Error};
 
 use crate::exit::{Result, VerbFailure};
+use crate::verbs::btrfs::rescuing::{RescueArguments, RescueWay};
 use crate::verbs::btrfs::storing::Storing;
 use words::{LET_BE, ONLY_BTRFS, REFUSED, REPEATED, WISHES, XFS_LET_BE, XFS_REFUSED, XFS_WISHES};
 
@@ -40,6 +41,8 @@ pub(crate) struct MountCommandOptions {
     pub(crate) is_degraded: bool,
     /// Read the volume as the last commit left it.
     pub(crate) ignores_log: bool,
+    /// The ways to read a damaged volume.
+    pub(crate) rescue: Vec<RescueWay>,
     pub(crate) is_remount: bool,
     /// A missing volume is not an error: it is just not mounted.
     pub(crate) may_be_missing: bool,
@@ -77,6 +80,7 @@ impl Default for MountCommandOptions {
             is_fuseblk: false,
             is_degraded: false,
             ignores_log: false,
+            rescue: Vec::new(),
             is_remount: false,
             may_be_missing: false,
             has_sandbox: true,
@@ -180,8 +184,15 @@ impl MountCommandOptions {
             ("nofail", None) => self.may_be_missing = true,
             ("fail", None) => self.may_be_missing = false,
             // Without the log replay the volume is not written either, as for the kernel.
-            ("norecovery" | "nologreplay", None) | ("rescue", Some("nologreplay")) => {
-                self.ignores_log = true;
+            ("norecovery" | "nologreplay", None) => self.ignores_log = true,
+            ("usebackuproot" | "recovery", None) => self.rescue.push(RescueWay::UseBackupRoot),
+            ("rescue", Some(value)) => {
+                let ways = RescueArguments::of_mount_option(value).ok_or_else(|| {
+                    Error::unsupported(Code::Unsupported, format!("the mount option {option}"))
+                })?;
+                let is_of_log = |way| matches!(way, RescueWay::NoLogReplay | RescueWay::All);
+                self.ignores_log |= ways.iter().copied().any(is_of_log);
+                self.rescue.extend(ways.into_iter().filter(|&way| way != RescueWay::NoLogReplay));
             }
             ("treelog", None) => self.has_tree_log = true,
             ("notreelog", None) => self.has_tree_log = false,
@@ -329,8 +340,19 @@ mod tests {
         assert_eq!(parse("subvolid=0").ok().and_then(|w| w.subvolume_id), Some(5));
         let root = ShownOwner { uid: Some(0), gid: Some(0) };
         assert_eq!(parse("uid=root,gid=root").map(|wanted| wanted.owner).ok(), Some(root));
-        for option in ["norecovery", "nologreplay", "rescue=nologreplay"] {
+        for option in ["norecovery", "nologreplay", "rescue=nologreplay", "rescue=all"] {
             assert_eq!(parse(option).map(|wanted| wanted.ignores_log).ok(), Some(true), "{option}");
+        }
+        for (option, ways) in [
+            ("usebackuproot", vec![RescueWay::UseBackupRoot]),
+            ("rescue=all", vec![RescueWay::All]),
+            ("rescue=nologreplay", vec![]),
+            (
+                "rescue=ibadroots:usebackuproot",
+                vec![RescueWay::IgnoreBadRoots, RescueWay::UseBackupRoot],
+            ),
+        ] {
+            assert_eq!(parse(option).map(|wanted| wanted.rescue).ok(), Some(ways), "{option}");
         }
         assert!(changes_nothing("compress=zlib,compress=none"));
         assert_eq!(parse("notreelog").map(|wanted| wanted.has_tree_log).ok(), Some(false));
@@ -351,7 +373,7 @@ mod tests {
 
     #[test]
     fn what_is_not_done_is_refused_by_name() {
-        for option in ["sync", "noacl", "writeback", "rescue=all", "context=x"] {
+        for option in ["sync", "noacl", "writeback", "rescue=ignoremetacsums", "context=x"] {
             let refused = parse(option).map_err(|failure| failure.to_string());
             assert_eq!(refused, Err(format!("not supported: the mount option {option}")));
         }

@@ -41,6 +41,7 @@ use crate::events;
 use crate::exit::{Result, VerbFailure};
 use crate::output::Console;
 use crate::session::{Access, OnOpenDevices, Opening, open_tree};
+use crate::verbs::btrfs::rescuing::RescueArguments;
 
 /// Mounts the volume of `mounting`, and serves it until it is unmounted.
 pub(super) fn serve(
@@ -127,6 +128,10 @@ fn start(
             devices,
             degraded: open.degraded || wanted.is_degraded,
             ignore_log: open.ignore_log || wanted.ignores_log,
+            rescue: RescueArguments {
+                rescue: open.rescue.rescue.iter().chain(&wanted.rescue).copied().collect(),
+                ..open.rescue.clone()
+            },
             layers: open.layers.clone(),
             live: None,
         },

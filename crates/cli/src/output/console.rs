@@ -52,6 +52,8 @@ pub(crate) struct Console {
     /// The results of changes, for `--json`.
     done: Mutex<Vec<Done>>,
     progress: Mutex<Option<ProgressLine>>,
+    /// The steps that were shown.
+    steps: Mutex<Vec<&'static str>>,
 }
 
 impl Console {
@@ -103,6 +105,16 @@ impl Console {
     /// Prints a line that belongs to the message before it.
     pub(crate) fn detail(&self, text: &dyn fmt::Display) {
         self.say("detail", None, "  ", text);
+    }
+
+    /// Prints what the user can do next about a failure, once in a run.
+    pub(crate) fn step(&self, text: &'static str) {
+        let mut steps = self.steps.lock().unwrap_or_else(PoisonError::into_inner);
+        if !steps.contains(&text) {
+            steps.push(text);
+            drop(steps);
+            self.detail(&text);
+        }
     }
 
     /// Prints a warning, or only counts it after [`WARNINGS_PRINTED`] warnings.

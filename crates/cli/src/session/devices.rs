@@ -75,6 +75,7 @@ fn refusal_of(format: VolumeFormat, arguments: &OpenArguments, opening: &Opening
     for (is_asked, what) in [
         (!arguments.devices.is_empty(), "a further device"),
         (arguments.degraded, "opening without members"),
+        (arguments.rescue.is_set() || opening.rescue.is_set(), "reading around damage"),
         (
             opening.storing != Storing::default(),
             "compression, and data that is not copied on write",

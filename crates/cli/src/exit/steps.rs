@@ -1,0 +1,54 @@
+//! What the user can do next about a damaged volume.
+//!
+//! The engines say what is wrong and where, and know no verbs. The verb that goes on depends on the
+//! damaged structure, which the code of the error names. The same step is shown once in a run,
+//! however many files are damaged.
+
+use offshoot_vfs::{Code, Errno, Error};
+
+const SUPERBLOCKS: &str =
+    "`offshoot dump super` shows all superblocks; another one is used by itself where it is sound";
+const CHECK: &str = "`offshoot check` lists all that is wrong";
+const RECOVER: &str = "`offshoot recover` gets out of a btrfs volume what can still be read";
+const REPAIR_XFS: &str = "xfs_repair repairs an XFS volume";
+const SCRUB: &str = "`offshoot scrub` repairs what another copy has";
+const SALVAGE: &str = "`offshoot extract --salvage` writes the rest of a file, and --ignore-checksums reads it as it is";
+
+/// The steps after errors about single files that were extracted or copied.
+pub(super) const AFTER_FILES: &[&str] = &[SALVAGE, RECOVER];
+
+/// The steps after `error`.
+pub(super) fn after(error: &Error) -> &'static [&'static str] {
+    if let Error::Io { .. } = error {
+        return if error.errno() == Errno::IO { &[RECOVER] } else { &[] };
+    }
+    if !matches!(error, Error::Corrupt(_)) {
+        return &[];
+    }
+    match error.code() {
+        Code::Superblock => &[SUPERBLOCKS, RECOVER],
+        Code::Data | Code::CompressedData => &[SCRUB, SALVAGE],
+        Code::AllocationGroup | Code::GroupRecord => &[CHECK, REPAIR_XFS],
+        // What to do about a log is said with the failure.
+        Code::Log | Code::LogNotReplayed | Code::DelayedItems => &[],
+        _ => &[CHECK, RECOVER],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use offshoot_vfs::Structure;
+
+    use super::*;
+
+    #[test]
+    fn each_kind_of_damage_has_a_step_and_other_errors_have_none() {
+        let steps = |structure| after(&Error::corrupt(structure, "it is damaged"));
+        assert_eq!(steps(Structure::Superblock), [SUPERBLOCKS, RECOVER]);
+        assert_eq!(steps(Structure::Leaf), [CHECK, RECOVER]);
+        assert_eq!(steps(Structure::Data), [SCRUB, SALVAGE]);
+        assert_eq!(after(&Error::posix(Errno::NOENT, "/etc/fstab")), [""; 0]);
+        assert_eq!(after(&Error::io("reading", Errno::IO)), [RECOVER]);
+        assert_eq!(after(&Error::io("reading", Errno::NXIO)), [""; 0]);
+    }
+}
