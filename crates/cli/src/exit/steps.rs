@@ -19,8 +19,10 @@ pub(super) const AFTER_FILES: &[&str] = &[SALVAGE, RECOVER];
 
 /// The steps after `error`.
 pub(super) fn after(error: &Error) -> &'static [&'static str] {
-    if let Error::Io { .. } = error {
-        return if error.errno() == Errno::IO { &[RECOVER] } else { &[] };
+    // What the device of a volume cannot read. Other failures of the host have other numbers.
+    if let Error::Io { source, .. } = error {
+        let is_unreadable = source.raw_os_error() == Some(Errno::IO.raw_os_error());
+        return if is_unreadable { &[RECOVER] } else { &[] };
     }
     if !matches!(error, Error::Corrupt(_)) {
         return &[];

@@ -105,6 +105,8 @@ impl HostileVolume {
             vec!["dump", "chunks", "--json", image],
             vec!["extract", image, "--tar", "-"],
             vec!["extract", &start, "--tar", "-"],
+            vec!["recover", image, "--tar", "-"],
+            vec!["recover", image, "--list-roots", "--json"],
         ];
         for (at, tree) in self.trees.iter().enumerate() {
             let json = if at % 2 == 0 { "--json" } else { "--degraded" };

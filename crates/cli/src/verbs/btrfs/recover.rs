@@ -96,7 +96,11 @@ pub(in crate::verbs) fn run(
         losses.print(&|file| files.path_of(file), console);
     }
     let own = outcome.worst.map_or(ExitStatus::Done, ExitStatus::from);
-    let lost = if losses.is_empty() { ExitStatus::Done } else { ExitStatus::Corrupt };
+    // What came after an older root is missing.
+    let is_chosen = arguments.generation.is_some() || arguments.root.is_some();
+    let is_older = volume.root_tree().generation < volume.superblock().generation;
+    let is_all = losses.is_empty() && (is_chosen || !is_older);
+    let lost = if is_all { ExitStatus::Done } else { ExitStatus::Corrupt };
     match own.max(lost) {
         ExitStatus::Done => Ok(()),
         status => Err(VerbFailure::Reported(status)),
