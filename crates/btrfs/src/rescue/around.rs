@@ -213,3 +213,37 @@ impl AroundDamage {
         self.scans
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use offshoot_btrfs_format::ItemType;
+    use offshoot_testkit::random::{Random, seed_of_run};
+
+    use super::*;
+
+    /// The joined ranges say the same as a look at every lost subtree.
+    #[test]
+    fn ranges_of_lost_keys_are_joined() {
+        let key = |number| Key::new(256, ItemType::EXTENT_DATA, number);
+        let mut random = Random::new(seed_of_run());
+        for _ in 0..200 {
+            let mut lost = LostSubtrees::default();
+            for _ in 0..random.below(12) {
+                let from = random.below(60);
+                let to = (random.below(8) > 0).then(|| key(from + 1 + random.below(10)));
+                let tree = [TreeId::FS, TreeId::CSUM][usize::from(random.below(2) > 0)];
+                // A subtree is added once.
+                if !lost.items.contains_key(&(tree, key(from), 0)) {
+                    lost.insert(0, LostItems { tree, from: key(from), to, found_blocks: 0 });
+                }
+            }
+            for tree in [TreeId::FS, TreeId::CSUM, TreeId::EXTENT] {
+                for from in 0..75 {
+                    let (begin, end) = (key(from), key(from + random.below(3)));
+                    let is_lost = lost.between(tree, begin, end).next().is_some();
+                    assert_eq!(lost.may_have(tree, begin, end), is_lost, "{tree} {begin} {end}");
+                }
+            }
+        }
+    }
+}
