@@ -300,3 +300,32 @@ fn what_becomes_of_quotas_is_said() {
     assert!(wrong.contains(expected) && wrong.lines().count() == 1, "{wrong}");
     assert!(wrong.contains("`btrfs quota disable`"), "{wrong}");
 }
+
+/// `check` of a sound volume, and of one with a damaged tree: findings on standard error and as
+/// objects, a verdict, and the exit code.
+#[test]
+fn a_check_says_what_is_wrong_and_whether_data_is_in_danger() {
+    let (_dir, image) = volume();
+    let output = offshoot(&["check", "--data", text(&image)]);
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    assert!(said.contains("of data compared") && said.contains("nothing is wrong"), "{said}");
+
+    let logical = root_of(&image, 5);
+    destroy(&image, logical);
+    let output = offshoot(&["check", "--json", text(&image)]);
+    assert_eq!(output.status.code(), Some(3), "{output:?}");
+    let lines = serde_json::Deserializer::from_slice(&output.stdout).into_iter::<Value>();
+    let lines: Vec<_> = lines.map(|line| line.expect("JSON")).collect();
+    let [finding, .., summary] = &lines[..] else { panic!("{lines:?}") };
+    let place = [&finding["code"], &finding["number"], &finding["tree"], &finding["logical"]];
+    assert_eq!(place, [&Value::from("TreeBlock"), &721.into(), &5.into(), &logical.into()]);
+    assert_eq!((&summary["findings"], &summary["severity"]), (&1.into(), &"lost".into()));
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(errors.contains("721 TreeBlock"), "{errors}");
+
+    let output = offshoot(&["check", "--memory", "1M", text(&image)]);
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    let output = offshoot(&["check", "--scratch", "/nonexistent/folder", text(&image)]);
+    assert_eq!(output.status.code(), Some(3), "nothing has to go to files: {output:?}");
+}

@@ -110,12 +110,12 @@ fn verdict(worst: Option<FindingSeverity>) -> &'static str {
              go on"
         }
         Some(FindingSeverity::Unsafe) => {
-            "all files can be read, but writing may destroy data: mount it read-only, and copy \
-             what is needed with extract"
+            "all files can be read, but writing may destroy data: mount it read-only, and bring \
+             out what is needed with extract"
         }
         Some(FindingSeverity::Lost) => {
             "some files cannot be read as they were written: do not write to the volume, and get \
-             out the others with extract"
+             out the others with recover"
         }
     }
 }
