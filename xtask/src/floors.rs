@@ -30,6 +30,7 @@ const BTRFS: EngineFloors = EngineFloors {
         &["tree"],
         &["options"],
         &["check", "rescue"],
+        &["repair"],
         &["space"],
         &["transaction"],
         &["delayed"],

@@ -24,8 +24,10 @@ mod log;
 mod marks;
 mod members;
 mod open;
+mod owned;
 mod paths;
 mod quota;
+mod reached;
 mod reference;
 mod sort;
 mod subvolumes;
@@ -41,6 +43,11 @@ use offshoot_device::BlockDevice;
 use offshoot_vfs::Result;
 
 use walk::Walk;
+
+pub(crate) use open::open;
+pub(crate) use reached::{ExtentWithHolders, ReachedVolume};
+pub(crate) use reference::{ReferenceHolder, ReferenceTarget};
+pub(crate) use volume::{CheckedVolume, KeyRange};
 
 pub use finding::{BtrfsFinding, BtrfsFindingCode, BtrfsFindingPlace, FindingSeverity};
 

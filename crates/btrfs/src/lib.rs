@@ -17,6 +17,7 @@
 //! | `filesystem` | an open volume, as its user holds it; the `vfs` traits over a subvolume and those nested in it |
 //! | `mkfs` | new volumes |
 //! | `check` | compares everything that structures say about each other; works on what does not open |
+//! | `repair` | makes damaged structures anew that follow from others, and undoes that |
 //! | `scrub` | reads and verifies every copy of a volume, and repairs the bad ones |
 //! | `engine` | opens a volume; holds the state of each room between calls |
 //! | `upkeep` | decides when to commit; makes room for waiting threads, allocates and removes chunks, discards |
@@ -51,6 +52,7 @@ mod inode;
 mod log;
 mod mkfs;
 mod options;
+mod repair;
 mod report;
 mod rescue;
 mod scrub;
@@ -84,6 +86,9 @@ pub use offshoot_kit::counter::Counter;
 #[doc(hidden)]
 pub use options::Mechanisms;
 pub use options::{Compress, EngineOptions, NewFiles, Rescue, RootChoice};
+pub use repair::{
+    RepairClass, RepairOptions, RepairOutcome, confirm_repair, repair_btrfs, undo_repair,
+};
 pub use report::{LostItems, Reporter, VolumeReport};
 pub use rescue::{FoundRoot, RootSource};
 pub use scrub::{

@@ -15,6 +15,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum, ValueHint};
+use offshoot_btrfs::RepairClass;
 use offshoot_device::ImageKind;
 
 use attributes::{CHMOD_HELP, CHOWN_HELP, MKNOD_HELP, RMDIR_HELP, TOUCH_HELP};
@@ -162,6 +163,23 @@ Examples:
   offshoot check /mnt
   offshoot check server.img@2
   offshoot check --json /dev/sdb | jq .number";
+
+const REPAIR_HELP: &str = "\
+What follows from other structures is made anew: the extent tree from all trees, block groups, free space and the ranges of the devices \
+from that and from the chunks, superblocks. Everything else that a check finds stays, and is named. The volume must not be in use.
+
+Nothing that the volume leads to is overwritten. The result is checked before anything is written, and is not written unless all that \
+was to be mended is. Until something else writes to the volume, --undo brings it back to what it was. docs/repair.md says more.
+
+Exit codes: 0 if nothing is wrong any more, 3 if something is left or the repair is refused because of damage, 4 if the volume cannot \
+be repaired, 1 otherwise.
+
+Examples:
+  offshoot repair --dry-run /dev/sdb
+  offshoot repair /dev/sdb
+  offshoot repair --class extents --class space disk.img
+  offshoot repair --undo /dev/sdb
+  offshoot repair --confirm /dev/sdb";
 
 const SCRUB_HELP: &str = "\
 Every copy of everything that is allocated is read and compared with its checksum, and a bad one is written over with what a good one, \
@@ -342,6 +360,9 @@ pub(crate) enum Verb {
     /// Compare everything that the structures of a volume say about each other
     #[command(after_help = CHECK_HELP)]
     Check(CheckArguments),
+    /// Mend structures of a btrfs volume that follow from others
+    #[command(after_help = REPAIR_HELP)]
+    Repair(RepairArguments),
     /// Read and verify every copy of everything in a btrfs volume, and repair what is bad
     #[command(after_help = SCRUB_HELP)]
     Scrub(ScrubArguments),
@@ -553,6 +574,41 @@ pub(crate) struct CheckArguments {
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub(crate) memory: Option<u64>,
     /// The folder for what has no room in memory (btrfs)
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub(crate) scratch: Option<PathBuf>,
+}
+
+/// The class of a repair with this name.
+fn parse_repair_class(name: &str) -> Result<RepairClass, String> {
+    let found = RepairClass::ALL.into_iter().find(|class| class.name() == name);
+    found.ok_or_else(|| {
+        let names = RepairClass::ALL.map(RepairClass::name);
+        format!("not a class; there are {}", names.join(", "))
+    })
+}
+
+#[derive(Args)]
+pub(crate) struct RepairArguments {
+    #[command(flatten)]
+    pub(crate) info: InfoArguments,
+    /// Say what would be done, and write nothing
+    #[arg(short = 'n', long)]
+    pub(crate) dry_run: bool,
+    /// Bring the volume back to what it was before the last repair
+    #[arg(long, conflicts_with_all = ["confirm", "classes"])]
+    pub(crate) undo: bool,
+    /// Keep the last repair: it cannot be undone any more
+    #[arg(long, conflicts_with = "classes")]
+    pub(crate) confirm: bool,
+    /// What may be mended: superblocks, space (block groups, free space, ranges of devices),
+    /// extents or files (names, entries, counts). Can be given several times. All but files are
+    /// made anew even if nothing is wrong with them
+    #[arg(long = "class", value_name = "CLASS", value_parser = parse_repair_class)]
+    pub(crate) classes: Vec<RepairClass>,
+    /// The memory that each check may take
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub(crate) memory: Option<u64>,
+    /// The folder for what has no room in memory, and for the new blocks
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub(crate) scratch: Option<PathBuf>,
 }

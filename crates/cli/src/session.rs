@@ -234,12 +234,13 @@ impl Session {
         }
     }
 
-    /// The devices of a btrfs volume that is not opened.
+    /// The devices of a btrfs volume that is not opened, with this access.
     pub(crate) fn devices_of(
+        access: Access,
         arguments: &VolumeArguments,
         console: &Arc<Console>,
     ) -> Result<Vec<Arc<dyn BlockDevice>>> {
-        let mut opening = Opening { is_for_btrfs: true, ..Opening::to(Access::Read) };
+        let mut opening = Opening { is_for_btrfs: true, is_stored: true, ..Opening::to(access) };
         let disk = member_disk(&arguments.volume, &arguments.open, &opening, false)?;
         Ok(OpenDevices::open(disk, &arguments.open, &mut opening, console)?.devices)
     }

@@ -31,6 +31,7 @@ pub(crate) mod mkfs;
 mod mknod;
 mod mv;
 mod property;
+mod repair;
 mod rescue;
 mod resize;
 mod rm;
@@ -106,6 +107,7 @@ fn run(verb: &Verb, out: &mut dyn Write, console: &Arc<Console>) -> Result {
         Verb::Trim(arguments) => trim::run(arguments, out, console),
         Verb::Resize(arguments) => resize::run(arguments, out, console),
         Verb::Check(arguments) => check::run(arguments, out, console),
+        Verb::Repair(arguments) => repair::run(arguments, out, console),
         Verb::Scrub(arguments) => btrfs::scrub::run(arguments, out, console),
         Verb::Subvolume(verb) => btrfs::subvolume::run(verb, out, console),
         Verb::Dump(verb) => dump::run(verb, out, console),

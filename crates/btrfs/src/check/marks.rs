@@ -59,6 +59,16 @@ impl BlockMarks {
         Self { full, is_whole: is_whole.into_inner() }
     }
 
+    /// Marks of blocks that are added one by one.
+    pub(super) fn empty() -> Self {
+        Self { full: AddressSet::default(), is_whole: true }
+    }
+
+    /// Notes that the block at `logical` has full back references.
+    pub(super) fn add(&self, logical: Logical) {
+        self.full.insert(logical);
+    }
+
     /// Whether the block at `logical` has full back references.
     pub(super) fn has_full_references(&self, logical: Logical) -> bool {
         self.full.contains(logical)

@@ -23,7 +23,7 @@ use crate::storage::{ChunkMap, MappedChunk, Members, Storage};
 
 /// Opens the volume on `devices`, as of the commit with the superblock `at`, or else as of the last
 /// one.
-pub(super) fn open<'c>(
+pub(crate) fn open<'c>(
     devices: Vec<Arc<dyn BlockDevice>>,
     at: Option<Superblock>,
     options: &CheckOptions,

@@ -30,7 +30,7 @@ const SHARED_DATA: u64 = 3;
 
 /// The holder of a reference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) enum ReferenceHolder {
+pub(crate) enum ReferenceHolder {
     /// To a tree block, from a tree.
     Tree(TreeId),
     /// To a tree block, from the node at this address.
@@ -64,7 +64,7 @@ impl fmt::Display for ReferenceHolder {
 
 /// What a reference leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ReferenceTarget {
+pub(crate) enum ReferenceTarget {
     /// A tree block.
     Block { level: u8, generation: Generation },
     /// An extent of data, with its length on disk in bytes.

@@ -21,8 +21,8 @@ use crate::storage::Storage;
 use crate::tree::{Blocks, TreeRoot};
 
 /// A volume that is checked.
-pub(super) struct CheckedVolume<'c> {
-    pub(super) storage: Storage,
+pub(crate) struct CheckedVolume<'c> {
+    pub(crate) storage: Storage,
     /// Whether other threads write the volume meanwhile. Then the superblocks on the devices may be
     /// newer than the commit that is checked.
     pub(super) is_written: bool,
@@ -43,18 +43,18 @@ pub(super) struct CheckedVolume<'c> {
 
 /// A range of keys of a tree.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct KeyRange {
-    pub(super) first: Key,
+pub(crate) struct KeyRange {
+    pub(crate) first: Key,
     /// Inclusive.
-    pub(super) last: Key,
+    pub(crate) last: Key,
 }
 
 impl KeyRange {
     /// All keys.
-    pub(super) const ALL: Self = Self { first: Key::MIN, last: Key::MAX };
+    pub(crate) const ALL: Self = Self { first: Key::MIN, last: Key::MAX };
 
     /// The keys of one object.
-    pub(super) const fn of_object(objectid: u64) -> Self {
+    pub(crate) const fn of_object(objectid: u64) -> Self {
         Self {
             first: Key::new(objectid, ItemType(0), 0),
             last: Key::new(objectid, ItemType(u8::MAX), u64::MAX),
@@ -62,7 +62,7 @@ impl KeyRange {
     }
 
     /// The keys of objects from `first` on, before `end`. Not empty.
-    pub(super) const fn of_objects(first: u64, end: u64) -> Self {
+    pub(crate) const fn of_objects(first: u64, end: u64) -> Self {
         Self {
             first: Key::new(first, ItemType(0), 0),
             last: Key::new(end.saturating_sub(1), ItemType(u8::MAX), u64::MAX),
@@ -72,7 +72,7 @@ impl KeyRange {
 
 /// Whether all blocks of a range could be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Walked {
+pub(crate) enum Walked {
     /// All of them.
     Whole,
     /// Some could not be read. They are findings.
@@ -81,7 +81,7 @@ pub(super) enum Walked {
 
 impl Walked {
     /// Whether all blocks could be read.
-    pub(super) fn is_whole(self) -> bool {
+    pub(crate) fn is_whole(self) -> bool {
         self == Self::Whole
     }
 }
@@ -109,28 +109,28 @@ impl<'c> CheckedVolume<'c> {
         }
     }
 
-    pub(super) fn superblock(&self) -> &Superblock {
+    pub(crate) fn superblock(&self) -> &Superblock {
         self.storage.superblock()
     }
 
     /// The size of a tree block, in bytes.
-    pub(super) fn node_size(&self) -> u64 {
+    pub(crate) fn node_size(&self) -> u64 {
         u64::from(self.superblock().node_size)
     }
 
     /// The size of a sector, in bytes.
-    pub(super) fn sector_size(&self) -> u64 {
+    pub(crate) fn sector_size(&self) -> u64 {
         u64::from(self.superblock().sector_size)
     }
 
     /// The folder for files of records that have no room in memory.
-    pub(super) fn scratch(&self) -> PathBuf {
+    pub(crate) fn scratch(&self) -> PathBuf {
         self.options.scratch.clone().unwrap_or_else(std::env::temp_dir)
     }
 
     /// # Errors
     /// `EINTR` when the caller has ended the check.
-    pub(super) fn require_going_on(&self) -> Result<()> {
+    pub(crate) fn require_going_on(&self) -> Result<()> {
         if self.is_over() {
             return Err(Error::posix(Errno::INTR, "the check"));
         }
@@ -178,7 +178,7 @@ impl<'c> CheckedVolume<'c> {
     }
 
     /// The block that `expected` describes; `None` when it cannot be used, which is a finding then.
-    pub(super) fn usable_block(&self, expected: &ExpectedBlock) -> Option<Arc<TreeBlock>> {
+    pub(crate) fn usable_block(&self, expected: &ExpectedBlock) -> Option<Arc<TreeBlock>> {
         match self.block(expected) {
             Ok(block) => Some(block),
             Err(error) => {
@@ -213,7 +213,7 @@ impl<'c> CheckedVolume<'c> {
 
     /// Calls `visit` with each item in `range` of the tree `root`, in order, until it breaks.
     /// Leaves out what is in blocks that cannot be used.
-    pub(super) fn each_item(
+    pub(crate) fn each_item(
         &self,
         root: TreeRoot,
         range: KeyRange,
@@ -293,7 +293,7 @@ impl<'c> CheckedVolume<'c> {
 
     /// Calls `found` with the data of the item with exactly this key, if it is there. `None` when
     /// it is not, or cannot be read.
-    pub(super) fn with_item<T>(
+    pub(crate) fn with_item<T>(
         &self,
         root: TreeRoot,
         key: Key,
@@ -308,12 +308,12 @@ impl<'c> CheckedVolume<'c> {
     }
 
     /// The tree of tree roots.
-    pub(super) fn root_tree(&self) -> TreeRoot {
+    pub(crate) fn root_tree(&self) -> TreeRoot {
         TreeRoot::of_root_tree(&self.superblock().item)
     }
 
     /// The chunk tree.
-    pub(super) fn chunk_tree(&self) -> TreeRoot {
+    pub(crate) fn chunk_tree(&self) -> TreeRoot {
         let item = &self.superblock().item;
         TreeRoot {
             id: TreeId::CHUNK,
@@ -325,7 +325,7 @@ impl<'c> CheckedVolume<'c> {
 
     /// The root of the tree `id`, by the first root item of it; `None` when there is none that can
     /// be read.
-    pub(super) fn tree(&self, id: TreeId) -> Option<TreeRoot> {
+    pub(crate) fn tree(&self, id: TreeId) -> Option<TreeRoot> {
         let range = KeyRange {
             first: Key::new(id.0, ItemType::ROOT_ITEM, 0),
             last: Key::new(id.0, ItemType::ROOT_ITEM, u64::MAX),

@@ -114,9 +114,18 @@ pub(super) struct WalkedVolume {
 impl<'w, 'c> Walk<'w, 'c> {
     /// A walk whose records are cut at `bounds`, which ascend.
     pub(super) fn new(volume: &'w CheckedVolume<'c>, bounds: &[u64]) -> Self {
+        Self::with_marks(volume, bounds, BlockMarks::read(volume))
+    }
+
+    /// As [`new`](Self::new), with other marks than those of the extent tree.
+    pub(super) fn with_marks(
+        volume: &'w CheckedVolume<'c>,
+        bounds: &[u64],
+        marks: BlockMarks,
+    ) -> Self {
         let (quarter, scratch) = (volume.options.memory_bytes / 4, volume.scratch());
         Self {
-            marks: BlockMarks::read(volume),
+            marks,
             volume,
             visited: AddressSet::default(),
             blocks: AtomicU64::new(0),
@@ -326,7 +335,11 @@ impl<'w, 'c> Walk<'w, 'c> {
     }
 
     fn is_first_visit(&self, block: &TreeBlock) -> bool {
-        let is_first = self.visited.insert(Logical(block.header().bytenr.get()));
+        let logical = Logical(block.header().bytenr.get());
+        let is_first = self.visited.insert(logical);
+        if block.header().flags.get() & HEADER_RELOC != 0 {
+            self.marks.add(logical);
+        }
         if is_first {
             self.blocks.fetch_add(1, Ordering::Relaxed);
             self.owned.add(block.header(), self.volume.node_size());
@@ -367,7 +380,7 @@ fn root_references(tree: &WalkedTree) -> GatheredRecords {
 }
 
 /// The tree of a root item.
-fn walked_tree(id: TreeId, item: &RootItem) -> WalkedTree {
+pub(super) fn walked_tree(id: TreeId, item: &RootItem) -> WalkedTree {
     let progress = item.drop_progress.get();
     let dropped = (progress != Key::MIN).then_some((progress, item.drop_level));
     let is_of_inodes = id.is_subvolume() || id == TreeId::DATA_RELOC;
@@ -376,7 +389,7 @@ fn walked_tree(id: TreeId, item: &RootItem) -> WalkedTree {
 }
 
 /// The slots of a node whose pointers were not given up.
-fn kept_slots(tree: &WalkedTree, node: &TreeBlock) -> std::ops::Range<usize> {
+pub(super) fn kept_slots(tree: &WalkedTree, node: &TreeBlock) -> std::ops::Range<usize> {
     let level = node.header().level;
     let first = match tree.dropped {
         Some((key, at)) if level > at => node.floor(key).unwrap_or(0),

@@ -30,7 +30,8 @@ pub(crate) enum ProgsVerdict {
 /// A volume that is damaged in one place.
 pub(crate) struct DamagedVolume {
     disks: Disks,
-    target: DamageTarget,
+    /// Its blocks as they were before the damage.
+    pub(crate) target: DamageTarget,
 }
 
 impl DamagedVolume {

@@ -43,6 +43,7 @@ mod kernel;
 mod mutation;
 mod patch;
 mod refused;
+mod repaired;
 mod stories;
 #[path = "../shared/subvolume_calls.rs"]
 mod subvolume_calls;

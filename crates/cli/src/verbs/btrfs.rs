@@ -11,6 +11,7 @@ pub(crate) mod last_stored;
 pub(super) mod losses;
 pub(crate) mod mkfs;
 pub(super) mod recover;
+pub(super) mod repair;
 pub(super) mod rescue;
 pub(crate) mod rescuing;
 pub(super) mod resize;

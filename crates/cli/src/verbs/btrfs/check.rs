@@ -16,10 +16,10 @@ use crate::args::CheckArguments;
 use crate::exit::{ExitStatus, Result, VerbFailure};
 use crate::interrupt::{self, is_interrupted};
 use crate::output::{Console, Escaped, human_size, json_name, write_line};
-use crate::session::{Session, THIS_VERB};
+use crate::session::{Access, Session, THIS_VERB};
 
 /// The least memory of a check, in bytes.
-const LEAST_MEMORY: u64 = 16 << 20;
+pub(super) const LEAST_MEMORY: u64 = 16 << 20;
 
 pub(in crate::verbs) fn run(
     arguments: &CheckArguments,
@@ -58,11 +58,11 @@ pub(in crate::verbs) fn run(
             ControlFlow::Break(())
         }
     };
-    let checked = match live {
-        Some(live) => live.fs.btrfs(THIS_VERB)?.volume().check(&options, &watch),
-        None => {
-            check_btrfs(Session::devices_of(&arguments.info.volume, console)?, &options, &watch)
-        }
+    let checked = if let Some(live) = live {
+        live.fs.btrfs(THIS_VERB)?.volume().check(&options, &watch)
+    } else {
+        let devices = Session::devices_of(Access::Read, &arguments.info.volume, console)?;
+        check_btrfs(devices, &options, &watch)
     };
     console.stop_progress();
     let outcome = match checked {
@@ -156,7 +156,8 @@ fn summary_as_json(outcome: &CheckOutcome) -> Value {
     })
 }
 
-fn as_json(finding: &BtrfsFinding) -> Value {
+/// A finding as an object of JSON.
+pub(super) fn as_json(finding: &BtrfsFinding) -> Value {
     let (mut device, mut logical, mut tree, mut inode, mut key) = (None, None, None, None, None);
     match finding.place {
         BtrfsFindingPlace::Volume => {}

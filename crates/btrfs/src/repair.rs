@@ -1,0 +1,462 @@
+//! Repairs volumes whose derived structures are damaged, and undoes repairs.
+//!
+//! What follows from other structures is not patched: it is made anew. The walk of the check finds
+//! all references; they are what the extent tree must say. Block groups, free space, and the ranges
+//! of the members follow from that and from the chunks.
+//!
+//! ```text
+//! check             what is wrong, and what of it can be repaired
+//! files             names, entries and counts mended by copy on write
+//! walk              all references of all trees, with the mended files
+//! survey            the items of extents; the places where nothing is
+//! plan              the new trees, laid out in free places
+//! staged            written beside the devices, and checked there
+//! written           blocks, barrier, superblocks, barrier
+//! ```
+//!
+//! 1. Nothing that the old roots lead to is overwritten. The old superblocks are saved in the new
+//!    root tree ([`saved`]). So a repair can be undone until something else writes to the volume.
+//! 2. Nothing is written unless the check of the result finds only what was to stay.
+//! 3. A repair stands on the check alone and not on an open volume, because the volume may not
+//!    open. It writes whole trees and not single items, so it needs no transaction either.
+//!
+//! Memory is that of the check. Besides that, a repair has some 100 bytes for each new block and
+//! for each extent of data of one block group.
+
+mod editor;
+mod extents;
+mod files;
+mod findings;
+mod free_space;
+mod plan;
+mod saved;
+mod shape;
+mod spool;
+mod staged;
+mod superblocks;
+mod survey;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use offshoot_btrfs_format::chunk::Chunk;
+use offshoot_btrfs_format::root::RootItem;
+use offshoot_btrfs_format::superblock::{
+    CompatRo, Incompat, SUPER_FLAG_SEEDING, SUPERBLOCK_OFFSETS, Superblock, SuperblockItem,
+};
+use offshoot_btrfs_format::{Generation, ItemType, Key, TreeId};
+use offshoot_device::BlockDevice;
+use offshoot_vfs::{Code, Errno, Error, Result};
+
+use crate::check::{
+    self, BtrfsFinding, CheckOptions, CheckOutcome, CheckWatch, CheckedVolume, KeyRange,
+    ReachedVolume,
+};
+use editor::{TreeEditor, TreeEdits};
+use extents::ExtentForm;
+use plan::{ItemMap, PlacedTrees, RepairPlan, RepairScope};
+use saved::SavedState;
+use staged::StagedDevice;
+use survey::SpaceSurvey;
+use zerocopy::FromBytes;
+
+use crate::tree::{Blocks as _, TreeRoot};
+
+pub use findings::RepairClass;
+
+/// The `compat_ro` features that a repair maintains, or may leave as they are.
+const KEPT: CompatRo = CompatRo::FREE_SPACE_TREE
+    .union(CompatRo::FREE_SPACE_TREE_VALID)
+    .union(CompatRo::VERITY)
+    .union(CompatRo::BLOCK_GROUP_TREE);
+
+/// Options of a repair.
+#[derive(Clone, Debug, Default)]
+pub struct RepairOptions {
+    /// Memory and scratch files of the checks that belong to a repair.
+    pub check: CheckOptions,
+    /// What may be repaired. Empty for everything that is safe.
+    pub classes: Vec<RepairClass>,
+    /// Whether the repair ends before anything is written to the devices.
+    pub is_dry_run: bool,
+}
+
+/// What a repair has done, or would do.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct RepairOutcome {
+    /// What the check found before.
+    pub before: CheckOutcome,
+    /// What the check of the result finds; `None` when there is nothing to repair.
+    pub after: Option<CheckOutcome>,
+    /// The classes of what is repaired.
+    pub classes: Vec<RepairClass>,
+    /// The trees that are made anew.
+    pub trees: Vec<TreeId>,
+    /// How many tree blocks that takes.
+    pub blocks: u64,
+    /// Whether the devices were written.
+    pub is_written: bool,
+}
+
+/// Repairs the volume on `devices`.
+///
+/// # Errors
+/// [`Error::Unsupported`] for a volume that cannot be repaired; `ENOSPC` when there is too little
+/// room for the new trees; [`Error::Corrupt`] when the result would not be sound; `EINTR` when
+/// `watch` ended the repair. Nothing was written then.
+pub fn repair_btrfs(
+    devices: &[Arc<dyn BlockDevice>],
+    options: &RepairOptions,
+    watch: &CheckWatch<'_>,
+) -> Result<RepairOutcome> {
+    let before = check::check_btrfs(devices.to_vec(), &options.check, watch)?;
+    let classes = findings::classes(&before, &options.classes)?;
+    let mut outcome = RepairOutcome {
+        before,
+        after: None,
+        classes,
+        trees: Vec::new(),
+        blocks: 0,
+        is_written: false,
+    };
+    if outcome.classes.is_empty() {
+        return Ok(outcome);
+    }
+    let staged = stage_devices(devices, options)?;
+    let scope = RepairScope { drops_checksums: findings::are_checksums_left(&outcome.before) };
+    let mends_files = outcome.classes.contains(&RepairClass::Files);
+    let findings = if mends_files { &outcome.before.findings[..] } else { &[] };
+    let placed = stage_trees(&staged, options, SavesOld::Yes, (findings, scope), watch)?;
+    let after = check::check_btrfs(superblocks::as_devices(&staged), &options.check, watch)?;
+    findings::require_repaired(&outcome.before, &after, &outcome.classes)?;
+    outcome.trees = placed.trees.iter().map(|tree| tree.id).collect();
+    outcome.blocks = placed.blocks();
+    outcome.after = Some(after);
+    if !options.is_dry_run {
+        superblocks::write_through(&staged)?;
+        outcome.is_written = true;
+    }
+    Ok(outcome)
+}
+
+/// Brings the volume on `devices` back to what it was before the last repair. Returns the number of
+/// the transaction that is the newest one then.
+///
+/// # Errors
+/// `ENOENT` when no repair is saved, `ESTALE` when the volume was written since or the old trees
+/// are not whole any more. Nothing was written then.
+pub fn undo_repair(
+    devices: &[Arc<dyn BlockDevice>],
+    options: &RepairOptions,
+    watch: &CheckWatch<'_>,
+) -> Result<Generation> {
+    let staged = stage_devices(devices, options)?;
+    let saved = {
+        let volume = check::open(superblocks::as_devices(&staged), None, &options.check, watch)?;
+        let saved = saved::find(&volume)?;
+        require_unwritten(volume.superblock(), &saved)?;
+        stage_saved(&volume, &saved)?;
+        saved
+    };
+    let volume = check::open(superblocks::as_devices(&staged), None, &options.check, watch)?;
+    let reached = ReachedVolume::of(&volume, &[])?;
+    if reached.blocks() != saved.blocks {
+        return Err(stale(&format!(
+            "{} of the {} tree blocks of that state are left",
+            reached.blocks(),
+            saved.blocks
+        )));
+    }
+    if !options.is_dry_run {
+        superblocks::write_through(&staged)?;
+    }
+    Ok(volume.superblock().generation)
+}
+
+/// Keeps the last repair of the volume on `devices` for good: forgets what it was before.
+///
+/// # Errors
+/// `ENOENT` when no repair is saved, and those of [`repair_btrfs`].
+pub fn confirm_repair(
+    devices: &[Arc<dyn BlockDevice>],
+    options: &RepairOptions,
+    watch: &CheckWatch<'_>,
+) -> Result<()> {
+    let before = check::check_btrfs(devices.to_vec(), &options.check, watch)?;
+    let staged = stage_devices(devices, options)?;
+    let volume = check::open(superblocks::as_devices(&staged), None, &options.check, watch)?;
+    saved::find(&volume)?;
+    drop(volume);
+    stage_trees(&staged, options, SavesOld::No, (&[], RepairScope::default()), watch)?;
+    let after = check::check_btrfs(superblocks::as_devices(&staged), &options.check, watch)?;
+    findings::require_repaired(&before, &after, &[])?;
+    if !options.is_dry_run {
+        superblocks::write_through(&staged)?;
+    }
+    Ok(())
+}
+
+/// Whether the old superblocks are saved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum SavesOld {
+    Yes,
+    No,
+}
+
+fn stage_devices(
+    devices: &[Arc<dyn BlockDevice>],
+    options: &RepairOptions,
+) -> Result<Vec<Arc<StagedDevice>>> {
+    let scratch = options.check.scratch.clone().unwrap_or_else(std::env::temp_dir);
+    let staged =
+        |device: &Arc<dyn BlockDevice>| StagedDevice::over(device.clone(), &scratch).map(Arc::new);
+    devices.iter().map(staged).collect()
+}
+
+/// What stays the same in all steps of a repair.
+struct RepairBase {
+    /// The superblock before the repair.
+    old: Box<SuperblockItem>,
+    /// The transaction of the repair.
+    generation: Generation,
+    chunk_tree_uuid: [u8; 16],
+    chunks: Vec<Chunk>,
+    /// The old superblocks, as items of the root tree.
+    saved: ItemMap,
+    scope: RepairScope,
+}
+
+/// Mends files, if that is asked for, and makes the derived trees anew, all on staged devices.
+fn stage_trees(
+    staged: &[Arc<StagedDevice>],
+    options: &RepairOptions,
+    saves_old: SavesOld,
+    (findings, scope): (&[BtrfsFinding], RepairScope),
+    watch: &CheckWatch<'_>,
+) -> Result<PlacedTrees> {
+    let volume = check::open(superblocks::as_devices(staged), None, &options.check, watch)?;
+    let chunks: Vec<Chunk> = volume.storage.chunks().collect();
+    require_repairable(&volume, &chunks)?;
+    let (survey, blocks) = look(&volume, &chunks, scope)?;
+    let generation = Generation(volume.superblock().generation.0 + 1);
+    let saved = match saves_old {
+        SavesOld::Yes => saved::items(&volume, generation, blocks)?,
+        SavesOld::No => ItemMap::new(),
+    };
+    let root = volume.block(&volume.chunk_tree().expected())?;
+    let chunk_tree_uuid = root.header().chunk_tree_uuid;
+    let old = volume.superblock().item.clone();
+    let base = RepairBase { old, generation, chunk_tree_uuid, chunks, saved, scope };
+    let edits = files::edits(&volume, findings, generation)?;
+    if edits.is_empty() {
+        return make_anew(&volume, &survey, &base);
+    }
+    stage_edits(&volume, &survey, &base, edits)?;
+    let edited = check::open(superblocks::as_devices(staged), None, &options.check, watch)?;
+    let (mut again, _) = look(&edited, &base.chunks, scope)?;
+    again.keep_off(&survey);
+    make_anew(&edited, &again, &base)
+}
+
+/// Walks through all trees. Also returns how many blocks they have.
+fn look(
+    volume: &CheckedVolume<'_>,
+    chunks: &[Chunk],
+    scope: RepairScope,
+) -> Result<(SpaceSurvey, u64)> {
+    let replaced: BTreeSet<_> = plan::replaced(volume, chunks, scope)?.into_iter().collect();
+    let reached = ReachedVolume::of(volume, &survey::bounds(chunks))?;
+    require_whole(&reached, &replaced)?;
+    let survey = survey::survey(volume, &reached, chunks, &replaced, form_of(volume))?;
+    Ok((survey, reached.blocks()))
+}
+
+fn form_of(volume: &CheckedVolume<'_>) -> ExtentForm {
+    let superblock = volume.superblock();
+    let is_skinny = superblock.incompat.has(Incompat::SKINNY_METADATA);
+    ExtentForm { node_size: superblock.node_size, is_skinny }
+}
+
+/// Makes the derived trees anew, and the superblocks that lead to them.
+fn make_anew(
+    volume: &CheckedVolume<'_>,
+    survey: &SpaceSurvey,
+    base: &RepairBase,
+) -> Result<PlacedTrees> {
+    let plan = RepairPlan {
+        volume,
+        survey,
+        chunks: base.chunks.clone(),
+        form: form_of(volume),
+        old: &base.old,
+        generation: base.generation,
+        chunk_tree_uuid: base.chunk_tree_uuid,
+        ids: plan::replaced(volume, &base.chunks, base.scope)?,
+        saved: base.saved.clone(),
+    };
+    let placed = plan.lay_out()?;
+    plan.load(&placed, &mut |logical, bytes| superblocks::write_block(volume, logical, bytes))?;
+    let devices: Vec<_> = plan::device_items(volume)?.into_iter().map(|(_, item)| item).collect();
+    let item = superblocks::new_superblock(&plan, &placed, &devices);
+    for member in volume.storage.members() {
+        let mut item = item.clone();
+        item.dev_item = member.item;
+        item.dev_item.bytes_used = plan.bytes_of_member(member.id.0).into();
+        superblocks::stage(volume, member, &item, None)?;
+    }
+    Ok(placed)
+}
+
+/// Applies edits to subvolumes, and stages superblocks that lead to the result.
+fn stage_edits(
+    volume: &CheckedVolume<'_>,
+    survey: &SpaceSurvey,
+    base: &RepairBase,
+    edits: BTreeMap<TreeId, TreeEdits>,
+) -> Result<()> {
+    let of_blocks = (base.generation, base.chunk_tree_uuid);
+    let mut editor = TreeEditor::new(volume, of_blocks, &survey.metadata);
+    let mut roots = TreeEdits::new();
+    let root_tree = volume.root_tree();
+    for (id, edits) in edits {
+        let Some((key, root, mut data)) = root_item(volume, id) else { continue };
+        let new = editor.apply(root, edits)?;
+        if let Ok((item, _)) = RootItem::mut_from_prefix(&mut data) {
+            item.bytenr = new.logical.0.into();
+            item.level = new.level;
+            item.generation = base.generation.0.into();
+            item.generation_v2 = base.generation.0.into();
+        }
+        roots.insert(key, Some(data));
+    }
+    let new = editor.apply(root_tree, roots)?;
+    let mut item = base.old.clone();
+    item.root = new.logical.0.into();
+    item.root_level = new.level;
+    item.generation = base.generation.0.into();
+    for member in volume.storage.members() {
+        let mut item = item.clone();
+        item.dev_item = member.item;
+        superblocks::stage(volume, member, &item, None)?;
+    }
+    Ok(())
+}
+
+/// The key of the root item of a tree, what it says, and its bytes; `None` for items of very old
+/// kernels, which are shorter.
+fn root_item(volume: &CheckedVolume<'_>, id: TreeId) -> Option<(Key, TreeRoot, Vec<u8>)> {
+    let range = KeyRange {
+        first: Key::new(id.0, ItemType::ROOT_ITEM, 0),
+        last: Key::new(id.0, ItemType::ROOT_ITEM, u64::MAX),
+    };
+    let mut found = None;
+    volume.each_item(volume.root_tree(), range, &mut |key, data| {
+        found = Some((key, data.to_vec()));
+        ControlFlow::Break(())
+    });
+    let (key, data) = found?;
+    let root = volume.tree(id)?;
+    (data.len() == size_of::<RootItem>()).then_some((key, root, data))
+}
+
+/// Writes the saved superblocks to staged devices.
+fn stage_saved(volume: &CheckedVolume<'_>, saved: &SavedState) -> Result<()> {
+    let parse = |bytes: &[u8]| Superblock::parse(bytes, SUPERBLOCK_OFFSETS[0]).ok();
+    let newest = saved.superblocks.values().filter_map(|bytes| parse(bytes));
+    let newest = newest.max_by_key(|superblock| superblock.generation);
+    let newest = newest.ok_or_else(|| stale("none of the saved superblocks verifies"))?;
+    for member in volume.storage.members() {
+        let Some(bytes) = saved.superblocks.get(&member.id.0) else {
+            return Err(stale(&format!("there is no saved superblock of {}", member.name())));
+        };
+        let mut item = newest.item.clone();
+        item.dev_item = parse(bytes).map_or(member.item, |own| own.item.dev_item);
+        superblocks::stage(volume, member, &item, Some(bytes))?;
+    }
+    Ok(())
+}
+
+/// Refuses to undo a repair when the volume was written since.
+fn require_unwritten(superblock: &Superblock, saved: &SavedState) -> Result<()> {
+    if superblock.generation != saved.generation {
+        return Err(stale(&format!(
+            "transaction {} was the repair, and transaction {} is the newest one",
+            saved.generation, superblock.generation
+        )));
+    }
+    if superblock.has_pending_log() {
+        return Err(stale("an fsync wrote to the volume since the repair"));
+    }
+    Ok(())
+}
+
+fn stale(why: &str) -> Error {
+    Error::posix(Errno::STALE, format!("the repair cannot be undone: {why}; nothing was written"))
+}
+
+/// Refuses volumes that a repair does not write.
+fn require_repairable(volume: &CheckedVolume<'_>, chunks: &[Chunk]) -> Result<()> {
+    let refuse = |code, what: String| Err(Error::unsupported(code, format!("repairing {what}")));
+    let superblock = volume.superblock();
+    if superblock.incompat.has(Incompat::ZONED) {
+        return refuse(Code::ZonedWrite, "a zoned volume".into());
+    }
+    let unknown = superblock.compat_ro.without(KEPT).names();
+    if !unknown.is_empty() {
+        return refuse(
+            Code::FeatureNotKept,
+            format!("a volume with the feature {}", unknown.join(", ")),
+        );
+    }
+    let flags = superblock.item.flags.get();
+    if flags & SUPER_FLAG_SEEDING != 0 || volume.storage.members().iter().any(|one| one.is_seed) {
+        return refuse(Code::Seed, "a seed, or a volume that grew from one".into());
+    }
+    if superblock.is_metadata_only() {
+        return refuse(Code::MetadataDump, "a volume that holds metadata only".into());
+    }
+    if superblock.has_pending_log() {
+        let what = "a volume with a pending log: mount it to replay the log, or throw the log \
+                    away with offshoot rescue zero-log";
+        return refuse(Code::LogNotReplayed, what.into());
+    }
+    if volume.tree(TreeId::TREE_RELOC).is_some() {
+        let what = "a volume with an unfinished balance: mount it with skip_balance and cancel \
+                    the balance";
+        return refuse(Code::UnfinishedBalance, what.into());
+    }
+    for member in volume.storage.members() {
+        if member.device.is_none() {
+            return refuse(Code::MemberMissing, format!("a volume without {}", member.name()));
+        }
+        if member.is_stale() {
+            let what = format!("a volume while {} missed commits: scrub it first", member.name());
+            return refuse(Code::MemberBehind, what);
+        }
+    }
+    if chunks.is_empty() {
+        return Err(Error::corrupt(offshoot_vfs::Structure::ChunkTree, "it has no chunk"));
+    }
+    Ok(())
+}
+
+/// Refuses when a tree has a block that cannot be used and that other structures follow from: what
+/// is below it would count as free.
+fn require_whole(reached: &ReachedVolume<'_, '_>, replaced: &BTreeSet<TreeId>) -> Result<()> {
+    const MADE_ANEW: [TreeId; 4] =
+        [TreeId::EXTENT, TreeId::BLOCK_GROUP, TreeId::FREE_SPACE, TreeId::DEV];
+    let is_source = |tree: &TreeId| !(MADE_ANEW.contains(tree) && replaced.contains(tree));
+    let lost: Vec<_> =
+        reached.damaged().iter().filter(|tree| is_source(tree)).map(ToString::to_string).collect();
+    if lost.is_empty() {
+        return Ok(());
+    }
+    let what = format!(
+        "blocks of the trees {} cannot be used, and what they lead to is not known: get out the \
+         files with extract; nothing was written",
+        lost.join(", ")
+    );
+    Err(Error::corrupt(offshoot_vfs::Structure::TreeBlock, what))
+}

@@ -1,0 +1,447 @@
+//! Names, entries and counts of the files of a subvolume, mended from each other.
+//!
+//! | | what is believed | what is made from it |
+//! |---|---|---|
+//! | a name of an inode, and its directory is there | the name | both items of the entry |
+//! | an entry to an inode that is there and lacks the name | the entry | the name; of a directory only if it has no other. If another inode has this name, or this one another name in this place, the entry is removed |
+//! | an entry to an inode that is not there | | it is removed |
+//! | an inode with links and without names | | a name in `lost+found` |
+//! | links, size of a directory, bytes of a file | names, entries, extents | the counts |
+//! | an inode without links | the inode | the item that lists it for removal |
+//!
+//! No path that can be read is taken away. Where two entries want the same place, nothing is
+//! changed, and the check names it again.
+
+mod lost;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::ControlFlow;
+
+use offshoot_btrfs_format::compress::Compression;
+use offshoot_btrfs_format::dir::{DirItemEntry, dir_entries, file_type, name_hash};
+use offshoot_btrfs_format::encode::{dir_entry, inode_ref};
+use offshoot_btrfs_format::file_extent::{FileExtent, FileExtentBody};
+use offshoot_btrfs_format::inode::{InodeItem, inode_extrefs, inode_refs};
+use offshoot_btrfs_format::key::objectid;
+use offshoot_btrfs_format::{Generation, ItemType, Key, TreeId};
+use offshoot_vfs::{FileType, Result};
+use zerocopy::FromBytes;
+
+use super::editor::TreeEdits;
+use crate::check::{
+    BtrfsFinding, BtrfsFindingCode as Code, BtrfsFindingPlace, CheckedVolume, KeyRange,
+};
+use crate::tree::TreeRoot;
+
+/// A name of an inode.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct OwnedName {
+    parent: u64,
+    index: u64,
+    name: Vec<u8>,
+}
+
+/// An entry of a directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct OwnedEntry {
+    location: Key,
+    transid: u64,
+    file_type: u8,
+    name: Vec<u8>,
+}
+
+/// The edits that mend what was found, by subvolume.
+///
+/// # Errors
+/// When the caller has ended the repair.
+pub(super) fn edits(
+    volume: &CheckedVolume<'_>,
+    findings: &[BtrfsFinding],
+    generation: Generation,
+) -> Result<BTreeMap<TreeId, TreeEdits>> {
+    let mut inodes: BTreeMap<TreeId, BTreeSet<u64>> = BTreeMap::new();
+    for finding in findings.iter().filter(|finding| is_mended(finding)) {
+        if let BtrfsFindingPlace::Inode { subvolume, ino } = finding.place {
+            inodes.entry(subvolume).or_default().insert(ino);
+        }
+    }
+    let mut all = BTreeMap::new();
+    for (subvolume, inodes) in inodes {
+        volume.require_going_on()?;
+        let Some(root) = volume.tree(subvolume) else { continue };
+        let mut mender = FileMender { volume, root, generation, edits: TreeEdits::new() };
+        mender.mend(&inodes);
+        if !mender.edits.is_empty() {
+            all.insert(subvolume, mender.edits);
+        }
+    }
+    Ok(all)
+}
+
+/// Whether a finding may be mended here.
+pub(super) fn is_mended(finding: &BtrfsFinding) -> bool {
+    matches!(
+        finding.code,
+        Code::LinkCount
+            | Code::Orphan
+            | Code::InodeSize
+            | Code::InodeBytes
+            | Code::EntryItems
+            | Code::EntryType
+            | Code::NameWithoutEntry
+            | Code::EntryWithoutName
+    )
+}
+
+/// Mends the files of a subvolume.
+struct FileMender<'m, 'c> {
+    volume: &'m CheckedVolume<'c>,
+    root: TreeRoot,
+    generation: Generation,
+    edits: TreeEdits,
+}
+
+impl FileMender<'_, '_> {
+    fn mend(&mut self, inodes: &BTreeSet<u64>) {
+        let mut touched = inodes.clone();
+        for &ino in inodes {
+            if self.type_of(ino) == Some(FileType::Directory) {
+                self.mend_directory(ino, &mut touched);
+            }
+        }
+        for ino in touched.clone() {
+            self.mend_names(ino, &mut touched);
+        }
+        for ino in touched.clone() {
+            self.give_name(ino, &mut touched);
+        }
+        for ino in touched {
+            self.mend_counts(ino);
+        }
+    }
+
+    /// The items of the keys in a range, with the edits so far.
+    fn items(&self, range: KeyRange) -> BTreeMap<Key, Vec<u8>> {
+        let mut items = BTreeMap::new();
+        self.volume.each_item(self.root, range, &mut |key, data| {
+            items.insert(key, data.to_vec());
+            ControlFlow::Continue(())
+        });
+        for (key, data) in self.edits.range(range.first..=range.last) {
+            match data {
+                Some(data) => drop(items.insert(*key, data.clone())),
+                None => drop(items.remove(key)),
+            }
+        }
+        items
+    }
+
+    /// The items of an inode of one type.
+    fn items_of(&self, ino: u64, item_type: ItemType) -> BTreeMap<Key, Vec<u8>> {
+        let key = |offset| Key::new(ino, item_type, offset);
+        self.items(KeyRange { first: key(0), last: key(u64::MAX) })
+    }
+
+    fn item(&self, key: Key) -> Option<Vec<u8>> {
+        self.items(KeyRange { first: key, last: key }).remove(&key)
+    }
+
+    fn set(&mut self, key: Key, data: Vec<u8>) {
+        if self.item(key).as_ref() != Some(&data) {
+            self.edits.insert(key, Some(data));
+        }
+    }
+
+    fn inode(&self, ino: u64) -> Option<InodeItem> {
+        let data = self.item(Key::new(ino, ItemType::INODE_ITEM, 0))?;
+        InodeItem::view(&data).ok().copied()
+    }
+
+    fn type_of(&self, ino: u64) -> Option<FileType> {
+        FileType::from_mode(self.inode(ino)?.mode.get())
+    }
+
+    /// The names of an inode; the name `..` of a root directory included.
+    fn names(&self, ino: u64) -> Vec<OwnedName> {
+        let mut names = Vec::new();
+        let mut add = |parent, index, name: &[u8]| {
+            names.push(OwnedName { parent, index, name: name.to_vec() });
+        };
+        for (key, data) in self.items_of(ino, ItemType::INODE_REF) {
+            for name in inode_refs(key.offset, &data).flatten() {
+                add(name.parent, name.index, name.name);
+            }
+        }
+        for data in self.items_of(ino, ItemType::INODE_EXTREF).values() {
+            for name in inode_extrefs(data).flatten() {
+                add(name.parent, name.index, name.name);
+            }
+        }
+        names
+    }
+
+    /// The entries of a directory by index.
+    fn entries(&self, dir: u64) -> Vec<(u64, OwnedEntry)> {
+        let items = self.items_of(dir, ItemType::DIR_INDEX);
+        let one = |(key, data): (&Key, &Vec<u8>)| Some((key.offset, owned(data).pop()?));
+        items.iter().filter_map(one).collect()
+    }
+
+    /// The entry of a name by its index, which is `index` most often.
+    fn find_entry(
+        &self,
+        dir: u64,
+        index: u64,
+        name: &[u8],
+        location: Key,
+    ) -> Option<(u64, OwnedEntry)> {
+        let is_it = |one: &OwnedEntry| one.name == name && one.location == location;
+        let first = self.item(Key::new(dir, ItemType::DIR_INDEX, index));
+        let first = first.and_then(|data| owned(&data).pop()).filter(is_it);
+        let all = || self.entries(dir).into_iter().find(|(_, entry)| is_it(entry));
+        first.map(|entry| (index, entry)).or_else(all)
+    }
+
+    fn hash_key(dir: u64, name: &[u8]) -> Key {
+        Key::new(dir, ItemType::DIR_ITEM, name_hash(name))
+    }
+
+    /// Stores the entries of a hash.
+    fn set_hashed(&mut self, key: Key, entries: &[OwnedEntry]) {
+        if entries.is_empty() {
+            self.edits.insert(key, None);
+        } else {
+            self.set(key, entries.iter().flat_map(OwnedEntry::encode).collect());
+        }
+    }
+
+    /// Makes both items of an entry say the same: that `name` leads to `location`. Returns whether
+    /// nothing else is in the way.
+    fn enter(&mut self, dir: u64, index: u64, entry: &OwnedEntry) -> bool {
+        let index_key = Key::new(dir, ItemType::DIR_INDEX, index);
+        let hash_key = Self::hash_key(dir, &entry.name);
+        let by_index = self.item(index_key).map(|data| owned(&data));
+        let mut by_hash = self.item(hash_key).map(|data| owned(&data)).unwrap_or_default();
+        let is_same = |one: &OwnedEntry| one.name == entry.name && one.location == entry.location;
+        let is_taken = by_index.is_some_and(|entries| !entries.iter().all(is_same))
+            || by_hash.iter().any(|one| one.name == entry.name && one.location != entry.location);
+        if is_taken {
+            return false;
+        }
+        by_hash.retain(|one| one.name != entry.name);
+        by_hash.push(entry.clone());
+        self.set_hashed(hash_key, &by_hash);
+        self.set(index_key, entry.encode());
+        true
+    }
+
+    /// Takes an entry out of a directory.
+    fn remove_entry(&mut self, dir: u64, index: Option<u64>, entry: &OwnedEntry) {
+        if let Some(index) = index {
+            self.edits.insert(Key::new(dir, ItemType::DIR_INDEX, index), None);
+        }
+        let key = Self::hash_key(dir, &entry.name);
+        let mut by_hash = self.item(key).map(|data| owned(&data)).unwrap_or_default();
+        let before = by_hash.len();
+        by_hash.retain(|one| (&one.name, one.location) != (&entry.name, entry.location));
+        if by_hash.len() != before {
+            self.set_hashed(key, &by_hash);
+        }
+    }
+
+    /// Mends the entries of a directory by those of their inodes.
+    fn mend_directory(&mut self, dir: u64, touched: &mut BTreeSet<u64>) {
+        for (index, entry) in self.entries(dir) {
+            self.mend_entry(dir, Some(index), &entry, touched);
+        }
+        let by_index = self.entries(dir).into_iter().map(|(_, one)| (one.name, one.location));
+        let known: BTreeSet<_> = by_index.collect();
+        for (key, data) in self.items_of(dir, ItemType::DIR_ITEM) {
+            let all = owned(&data);
+            let is_here = |one: &OwnedEntry| name_hash(&one.name) == key.offset;
+            if !all.iter().all(is_here) {
+                let kept: Vec<_> = all.iter().filter(|one| is_here(one)).cloned().collect();
+                self.set_hashed(key, &kept);
+            }
+            for entry in all {
+                if !known.contains(&(entry.name.clone(), entry.location)) {
+                    self.mend_entry(dir, None, &entry, touched);
+                }
+            }
+        }
+    }
+
+    fn mend_entry(
+        &mut self,
+        dir: u64,
+        index: Option<u64>,
+        entry: &OwnedEntry,
+        touched: &mut BTreeSet<u64>,
+    ) {
+        let child = entry.location.objectid;
+        if entry.location.item_type != ItemType::INODE_ITEM {
+            // A subvolume. Its entry by hash follows from that by index.
+            if let Some(index) = index {
+                self.enter(dir, index, entry);
+            }
+            return;
+        }
+        let Some(file_type) = self.type_of(child) else {
+            self.remove_entry(dir, index, entry);
+            return;
+        };
+        touched.insert(child);
+        let entry = OwnedEntry { file_type: file_type::of(file_type), ..entry.clone() };
+        let names = self.names(child);
+        let known = names.iter().find(|one| one.parent == dir && one.name == entry.name);
+        let index = match (known, index) {
+            (Some(name), None) => name.index,
+            (Some(_), Some(index)) => index,
+            (None, _)
+                if file_type == FileType::Directory && !names.is_empty()
+                    || names.iter().any(|one| one.parent == dir && Some(one.index) == index)
+                    || self.is_claimed(dir, &entry, touched) =>
+            {
+                self.remove_entry(dir, index, &entry);
+                return;
+            }
+            (None, index) => {
+                let index = index.unwrap_or_else(|| self.next_index(dir));
+                self.add_name(child, dir, index, &entry.name);
+                index
+            }
+        };
+        self.enter(dir, index, &entry);
+    }
+
+    /// Whether another inode has the name of an entry, and another entry leads to that inode.
+    fn is_claimed(&self, dir: u64, entry: &OwnedEntry, touched: &mut BTreeSet<u64>) -> bool {
+        let by_hash = self.item(Self::hash_key(dir, &entry.name));
+        let by_hash = by_hash.map(|data| owned(&data)).unwrap_or_default();
+        let by_index = self.entries(dir).into_iter().map(|(_, one)| one);
+        let others = by_hash.into_iter().chain(by_index);
+        let rival = others
+            .filter(|one| one.name == entry.name && one.location != entry.location)
+            .find(|one| {
+                let names = self.names(one.location.objectid);
+                names.iter().any(|name| name.parent == dir && name.name == entry.name)
+            });
+        touched.extend(rival.as_ref().map(|one| one.location.objectid));
+        rival.is_some()
+    }
+
+    /// An index behind those of all entries.
+    fn next_index(&self, dir: u64) -> u64 {
+        // 0 and 1 are those of `.` and `..`.
+        let last = self.items_of(dir, ItemType::DIR_INDEX).keys().next_back().map(|key| key.offset);
+        last.map_or(2, |last| last.saturating_add(1).max(2))
+    }
+
+    /// Gives an inode a name.
+    fn add_name(&mut self, ino: u64, dir: u64, index: u64, name: &[u8]) {
+        let key = Key::new(ino, ItemType::INODE_REF, dir);
+        let mut data = self.item(key).unwrap_or_default();
+        data.extend_from_slice(&inode_ref(index, name));
+        self.set(key, data);
+    }
+
+    /// Mends the entries that the names of an inode must have.
+    fn mend_names(&mut self, ino: u64, touched: &mut BTreeSet<u64>) {
+        let Some(file_type) = self.type_of(ino) else { return };
+        for OwnedName { parent, index, name } in self.names(ino) {
+            if parent == ino || self.type_of(parent) != Some(FileType::Directory) {
+                continue;
+            }
+            let location = Key::new(ino, ItemType::INODE_ITEM, 0);
+            let transid = self.generation.0;
+            let file_type = file_type::of(file_type);
+            let (at, entry) = match self.find_entry(parent, index, &name, location) {
+                Some((at, entry)) => (at, OwnedEntry { file_type, ..entry }),
+                None => (index, OwnedEntry { location, transid, file_type, name: name.clone() }),
+            };
+            if at != index {
+                self.correct_index(ino, parent, &name, at);
+            }
+            if self.enter(parent, at, &entry) {
+                touched.insert(parent);
+            }
+        }
+    }
+
+    /// Gives a name of an inode the index of its entry.
+    fn correct_index(&mut self, ino: u64, parent: u64, name: &[u8], index: u64) {
+        let key = Key::new(ino, ItemType::INODE_REF, parent);
+        let Some(data) = self.item(key) else { return };
+        let encode = |one: offshoot_btrfs_format::inode::InodeName<'_>| {
+            inode_ref(if one.name == name { index } else { one.index }, one.name)
+        };
+        let data = inode_refs(parent, &data).flatten().flat_map(encode).collect();
+        self.set(key, data);
+    }
+
+    /// Mends what an inode counts.
+    fn mend_counts(&mut self, ino: u64) {
+        let key = Key::new(ino, ItemType::INODE_ITEM, 0);
+        let (Some(mut data), Some(file_type)) = (self.item(key), self.type_of(ino)) else { return };
+        let links = u32::try_from(self.names(ino).len()).unwrap_or(u32::MAX);
+        let (name_bytes, bytes) = (self.name_bytes(ino), self.bytes(ino));
+        if let Ok((item, _)) = InodeItem::mut_from_prefix(&mut data) {
+            item.nlink = links.into();
+            match file_type {
+                FileType::Directory if links > 0 => item.size = (2 * name_bytes).into(),
+                FileType::Regular | FileType::Symlink if links > 0 => item.nbytes = bytes.into(),
+                _ => {}
+            }
+        }
+        self.set(key, data);
+        let orphan = Key::new(objectid::ORPHAN, ItemType::ORPHAN_ITEM, ino);
+        match (links, self.item(orphan)) {
+            (0, None) => self.set(orphan, Vec::new()),
+            (1.., Some(_)) => drop(self.edits.insert(orphan, None)),
+            _ => {}
+        }
+    }
+
+    /// The lengths of the names of all entries of a directory.
+    fn name_bytes(&self, dir: u64) -> u64 {
+        self.entries(dir).iter().map(|(_, entry)| entry.name.len() as u64).sum()
+    }
+
+    /// The bytes that the extents of a file have.
+    fn bytes(&self, ino: u64) -> u64 {
+        let items = self.items_of(ino, ItemType::EXTENT_DATA);
+        let extents = items.values().filter_map(|data| FileExtent::parse(data).ok());
+        let bytes = extents.map(|extent| match extent.body {
+            FileExtentBody::Inline(bytes) if extent.compression == Compression::None => {
+                bytes.len() as u64
+            }
+            FileExtentBody::Inline(_) => extent.ram_bytes,
+            FileExtentBody::Hole { .. } => 0,
+            FileExtentBody::Extent { num_bytes, .. } => num_bytes,
+        });
+        bytes.fold(0, u64::wrapping_add)
+    }
+}
+
+impl OwnedEntry {
+    fn encode(&self) -> Vec<u8> {
+        dir_entry(&DirItemEntry {
+            location: self.location,
+            transid: self.transid,
+            file_type: self.file_type,
+            name: &self.name,
+            data: b"",
+        })
+    }
+}
+
+/// The entries of an item.
+fn owned(data: &[u8]) -> Vec<OwnedEntry> {
+    let entry = |one: DirItemEntry<'_>| OwnedEntry {
+        location: one.location,
+        transid: one.transid,
+        file_type: one.file_type,
+        name: one.name.to_vec(),
+    };
+    dir_entries(data).flatten().map(entry).collect()
+}

@@ -1,0 +1,153 @@
+//! What of a check's findings a repair mends.
+
+use std::collections::BTreeSet;
+
+use offshoot_btrfs_format::TreeId;
+use offshoot_vfs::{Errno, Error, Result, Structure};
+
+use super::files;
+use crate::check::{BtrfsFinding, BtrfsFindingCode, BtrfsFindingPlace, CheckOutcome};
+
+/// What belongs together in a repair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum RepairClass {
+    /// Superblocks, their copies, counters and backup roots.
+    Superblocks,
+    /// Block groups, free space, and the ranges that chunks have of members.
+    Space,
+    /// The extent tree.
+    Extents,
+    /// Names, entries and counts of files.
+    Files,
+}
+
+impl RepairClass {
+    /// All classes.
+    pub const ALL: [Self; 4] = [Self::Superblocks, Self::Space, Self::Extents, Self::Files];
+
+    /// Its name, as it stands on the command line.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Superblocks => "superblocks",
+            Self::Space => "space",
+            Self::Extents => "extents",
+            Self::Files => "files",
+        }
+    }
+
+    /// The class that mends `finding`; `None` when none does.
+    #[must_use]
+    pub fn of(finding: &BtrfsFinding) -> Option<Self> {
+        use BtrfsFindingCode as Code;
+        match finding.code {
+            Code::Superblock
+            | Code::SuperblockCopy
+            | Code::SuperblockCounter
+            | Code::BackupRoot => Some(Self::Superblocks),
+            Code::DeviceExtent
+            | Code::BlockGroup
+            | Code::BlockGroupUsed
+            | Code::LostSpace
+            | Code::AllocatedSpace
+            | Code::FreeSpaceInfo
+            | Code::SpaceCache => Some(Self::Space),
+            Code::MissingExtent
+            | Code::UnusedExtent
+            | Code::MissingReference
+            | Code::ExtraReference
+            | Code::ReferenceCount
+            | Code::ExtentOverlap
+            | Code::ExtentItem
+            | Code::ExtraChecksum => Some(Self::Extents),
+            Code::TreeBlock | Code::RefusedBlock | Code::RootItem | Code::MissingTree => {
+                match tree_of(&finding.place)? {
+                    TreeId::EXTENT => Some(Self::Extents),
+                    TreeId::BLOCK_GROUP | TreeId::FREE_SPACE | TreeId::DEV => Some(Self::Space),
+                    _ => None,
+                }
+            }
+            _ if files::is_mended(finding) => Some(Self::Files),
+            _ => None,
+        }
+    }
+
+    /// Whether its structures follow from others as a whole, so that they are right after a repair.
+    fn is_derived(self) -> bool {
+        self != Self::Files
+    }
+}
+
+/// The tree that a place is in. The root item of a tree counts for that tree.
+fn tree_of(place: &BtrfsFindingPlace) -> Option<TreeId> {
+    match place {
+        BtrfsFindingPlace::Item { tree: TreeId::ROOT, key } => Some(TreeId(key.objectid)),
+        BtrfsFindingPlace::Tree(tree)
+        | BtrfsFindingPlace::Block { tree, .. }
+        | BtrfsFindingPlace::Item { tree, .. } => Some(*tree),
+        _ => None,
+    }
+}
+
+/// The classes of a repair: those that mend what was found, or those that the caller chose, which
+/// are made anew even if nothing is wrong with them.
+///
+/// # Errors
+/// `EINVAL` when something is wrong that belongs to a class that was not chosen. All structures of
+/// these classes are made anew together, because each tree has items of the blocks of all.
+pub(super) fn classes(outcome: &CheckOutcome, chosen: &[RepairClass]) -> Result<Vec<RepairClass>> {
+    let found: BTreeSet<_> = outcome.findings.iter().filter_map(RepairClass::of).collect();
+    if chosen.is_empty() {
+        return Ok(found.into_iter().collect());
+    }
+    let is_left_out = |class: &&RepairClass| class.is_derived() && !chosen.contains(class);
+    let left_out: Vec<_> = found.iter().filter(is_left_out).map(|class| class.name()).collect();
+    if left_out.is_empty() {
+        let chosen: BTreeSet<_> = chosen.iter().copied().collect();
+        return Ok(chosen.into_iter().collect());
+    }
+    let what = format!(
+        "repairing the chosen classes alone: {} needs a repair as well, and they are made anew \
+         together",
+        left_out.join(" and ")
+    );
+    Err(Error::posix(Errno::INVAL, what))
+}
+
+/// Whether there are checksums without data, or will be when extents that nothing refers to are
+/// gone.
+pub(super) fn are_checksums_left(outcome: &CheckOutcome) -> bool {
+    use BtrfsFindingCode as Code;
+    let codes = [Code::ExtraChecksum, Code::UnusedExtent, Code::ExtentOverlap, Code::ExtentItem];
+    outcome.findings.iter().any(|finding| codes.contains(&finding.code))
+}
+
+/// Requires that a repair has mended all of its classes, and that nothing new is wrong.
+///
+/// # Errors
+/// [`Error::Corrupt`] with the first finding that should not be there.
+pub(super) fn require_repaired(
+    before: &CheckOutcome,
+    after: &CheckOutcome,
+    classes: &[RepairClass],
+) -> Result<()> {
+    let known: BTreeSet<_> =
+        before.findings.iter().map(|finding| (finding.code, finding.place)).collect();
+    let is_allowed = |finding: &BtrfsFinding| {
+        let class = RepairClass::of(finding);
+        let is_sure = finding.code != BtrfsFindingCode::ExtraChecksum
+            && class.is_some_and(RepairClass::is_derived);
+        let is_mended = is_sure && class.is_some_and(|class| classes.contains(&class));
+        !is_mended && (before.are_more || known.contains(&(finding.code, finding.place)))
+    };
+    match after.findings.iter().find(|finding| !is_allowed(finding)) {
+        None => Ok(()),
+        Some(finding) => {
+            let what = format!(
+                "the repaired volume would not be sound, so nothing was written; its check finds \
+                 {finding}"
+            );
+            Err(Error::corrupt(Structure::Superblock, what))
+        }
+    }
+}

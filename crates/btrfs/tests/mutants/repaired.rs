@@ -1,0 +1,145 @@
+//! Repairs of mutants: what can be mended is, no file is lost, and all of it can be undone.
+//!
+//! ```text
+//!   mutant ── repair ── refused ──> nothing was written
+//!                │
+//!                └───── written ──> every path reads as before
+//!                          │        nothing is left ──> btrfs check finds nothing
+//!                         undo ───> our check finds what it found in the mutant
+//! ```
+//!
+//! `OFFSHOOT_REPAIRED` is the number of mutants of each layout.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use offshoot_btrfs::{
+    BtrfsFinding, CheckOptions, RepairClass, RepairOptions, RepairOutcome, check_btrfs,
+    repair_btrfs, undo_repair,
+};
+use offshoot_device::MemoryDevice;
+use offshoot_testkit::btrfs::judges;
+use offshoot_testkit::random::Random;
+
+use crate::image::{Patched, SparseImage};
+use crate::judge::CheckMode;
+use crate::mutation::from_env;
+use crate::volumes::{LAYOUTS, SoundVolume};
+use crate::{MutantMembers, SEED, devices, hash, show};
+
+/// Mutants of each layout in a run without `OFFSHOOT_REPAIRED`.
+const REPAIRED: u64 = 60;
+
+fn watch(_: &offshoot_btrfs::CheckEvent) -> ControlFlow<()> {
+    ControlFlow::Continue(())
+}
+
+fn repair(members: &MutantMembers) -> offshoot_vfs::Result<RepairOutcome> {
+    repair_btrfs(&devices(members), &RepairOptions::default(), &watch)
+}
+
+/// What our check finds, in an order that does not depend on texts.
+fn found(members: &MutantMembers) -> BTreeSet<String> {
+    let outcome = check_btrfs(devices(members), &CheckOptions::default(), &watch);
+    let outcome = outcome.expect("it was checked before");
+    outcome.findings.iter().map(ToString::to_string).collect()
+}
+
+/// What happened to the mutants of a layout.
+#[derive(Debug, Default)]
+struct RepairCounts {
+    mended: u64,
+    in_part: u64,
+    nothing_to_mend: u64,
+    refused: BTreeMap<String, u64>,
+}
+
+/// Repairs one mutant. Returns what went wrong.
+fn repair_one(
+    sound: &mut SoundVolume,
+    mutant: &MutantMembers,
+    counts: &mut RepairCounts,
+) -> Result<(), String> {
+    let (before, bytes) = (show(mutant).ok(), hash(mutant));
+    let outcome = match repair(mutant) {
+        Ok(outcome) => outcome,
+        Err(error) => {
+            *counts.refused.entry(format!("{:?}", error.code())).or_default() += 1;
+            return if hash(mutant) == bytes {
+                Ok(())
+            } else {
+                Err(format!("it was refused, and something was written: {error}"))
+            };
+        }
+    };
+    let Some(after) = &outcome.after else {
+        counts.nothing_to_mend += 1;
+        let is_mendable = |one: &BtrfsFinding| RepairClass::of(one).is_some();
+        assert!(!outcome.before.findings.iter().any(is_mendable));
+        return Ok(());
+    };
+    if let Some(before) = before {
+        let now = show(mutant).map_err(|error| format!("it does not open any more: {error}"))?;
+        for (path, reads) in before.iter().filter(|(_, reads)| reads.contents.is_ok()) {
+            // A wrong entry may have shown a file, which is then found by its own name.
+            let is_kept = now.get(path).is_some_and(|now| now.reads_as(reads))
+                || now.values().any(|now| now.reads_as(reads));
+            if !is_kept {
+                return Err(format!("{} reads otherwise", path.escape_ascii()));
+            }
+        }
+    }
+    if after.findings.is_empty() {
+        counts.mended += 1;
+        let theirs = sound.judge.check(mutant, CheckMode::Original);
+        if !theirs.is_empty() {
+            return Err(format!("btrfs check finds {:?} after the repair", theirs.kinds()));
+        }
+    } else {
+        counts.in_part += 1;
+    }
+    let mended: BTreeSet<_> = outcome.before.findings.iter().map(ToString::to_string).collect();
+    undo_repair(&devices(mutant), &RepairOptions::default(), &watch)
+        .map_err(|error| format!("it is not undone: {error}"))?;
+    let again = found(mutant);
+    let without_copies = |all: &BTreeSet<String>| -> BTreeSet<String> {
+        // The copies of superblocks become those of the primary one.
+        all.iter().filter(|one| !one.contains("SuperblockCopy")).cloned().collect()
+    };
+    if without_copies(&again) != without_copies(&mended) {
+        return Err(format!("after the undo the check finds {again:?}, and before {mended:?}"));
+    }
+    Ok(())
+}
+
+fn repair_layout(sound: &mut SoundVolume, numbers: std::ops::Range<u64>) -> Vec<String> {
+    let mut counts = RepairCounts::default();
+    let mut failed = Vec::new();
+    let over =
+        |image: &Arc<SparseImage>| Arc::new(MemoryDevice::over(Arc::new(Patched::new(image))));
+    for number in numbers {
+        let mut random = Random::new(Random::new(SEED ^ 1).number() ^ number ^ sound.number);
+        let patch = std::iter::repeat_with(|| sound.structures.draw(&sound.target, &mut random));
+        let patch = patch.flatten().next().expect("some patch can be done");
+        let images = sound.images.clone();
+        let mutant: MutantMembers = images.iter().map(over).collect();
+        patch.apply(&sound.target, &mutant);
+        if let Err(problem) = repair_one(sound, &mutant, &mut counts) {
+            failed.push(format!("{} mutant {number}: {}: {problem}", sound.name, patch.what));
+        }
+    }
+    println!("{}: {counts:?}, failed: {}", sound.name, failed.len());
+    failed
+}
+
+#[test]
+fn what_follows_from_others_is_mended_and_nothing_is_lost() {
+    let Some(judges) = judges::require() else { return };
+    let numbers = 0..from_env("OFFSHOOT_REPAIRED").unwrap_or(REPAIRED);
+    let all = LAYOUTS
+        .iter()
+        .flat_map(|layout| repair_layout(&mut layout.carried(&judges), numbers.clone()));
+    let failed: Vec<_> = all.collect();
+    assert!(failed.is_empty(), "{}", failed.join("\n"));
+}

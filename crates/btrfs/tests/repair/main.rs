@@ -1,0 +1,19 @@
+//! Repairs of damaged volumes, and undoing them.
+//!
+//! The judges are `btrfs check` and the kernel: after a repair `btrfs check` finds nothing, and the
+//! kernel mounts the volume for writing and shows what it showed before. After an undo every byte
+//! that is in use is what it was.
+
+#[path = "../check/common.rs"]
+#[expect(dead_code, reason = "the tests of the check need more of it")]
+mod common;
+mod cuts;
+#[path = "../hostile/damage.rs"]
+mod damage;
+mod damaged;
+mod derived;
+#[path = "../hostile/image.rs"]
+mod image;
+mod judged;
+#[path = "../../../btrfs-format/tests/mutation/mod.rs"]
+mod mutation;

@@ -1,0 +1,168 @@
+//! `offshoot repair` for btrfs: says what is wrong, what is done about it, and what is left.
+
+use std::io::Write;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use offshoot_btrfs::{
+    BtrfsFinding, CheckEvent, CheckOptions, RepairClass, RepairOptions, RepairOutcome,
+    confirm_repair, repair_btrfs, undo_repair,
+};
+use offshoot_btrfs_format::TreeId;
+use offshoot_device::BlockDevice;
+use offshoot_transfer::TransferProgress as _;
+use offshoot_vfs::Errno;
+use serde_json::json;
+
+use super::check::{LEAST_MEMORY, as_json};
+use crate::args::RepairArguments;
+use crate::exit::{ExitStatus, Result, VerbFailure};
+use crate::interrupt::{self, is_interrupted};
+use crate::output::{Console, Escaped, write_line};
+use crate::session::{Access, Session};
+
+pub(in crate::verbs) fn run(
+    arguments: &RepairArguments,
+    out: &mut dyn Write,
+    console: &Arc<Console>,
+) -> Result {
+    let mut check = CheckOptions {
+        is_degraded: arguments.info.volume.open.degraded,
+        scratch: arguments.scratch.clone(),
+        ..CheckOptions::default()
+    };
+    if let Some(bytes) = arguments.memory {
+        if bytes < LEAST_MEMORY {
+            return Err(VerbFailure::Usage("--memory must be at least 16M".to_owned()));
+        }
+        check.memory_bytes = bytes;
+    }
+    let options =
+        RepairOptions { check, classes: arguments.classes.clone(), is_dry_run: arguments.dry_run };
+    interrupt::watch(console)?;
+    let access = if arguments.dry_run { Access::Read } else { Access::Write };
+    let devices = Session::devices_of(access, &arguments.info.volume, console)?;
+    let repaired = work(&devices, arguments, &options, console);
+    match repaired {
+        Err(error) if error.errno() == Errno::INTR && is_interrupted() => {
+            console.error(&"interrupted: nothing was written");
+            Err(VerbFailure::Reported(ExitStatus::Failed))
+        }
+        Err(error) => Err(VerbFailure::Inside(arguments.info.volume.volume.clone(), error)),
+        Ok(RepairVerbResult::Repaired(outcome)) => tell(&outcome, arguments, out, console),
+        Ok(RepairVerbResult::Undone(generation)) => {
+            if arguments.info.json {
+                let undone = json!({ "undone": true, "generation": generation });
+                return Ok(write_line(out, &undone)?);
+            }
+            let would = if arguments.dry_run { "would be" } else { "is" };
+            writeln!(out, "the volume {would} what it was after transaction {generation}")?;
+            Ok(())
+        }
+        Ok(RepairVerbResult::Confirmed) => {
+            if arguments.info.json {
+                return Ok(write_line(out, &json!({ "confirmed": true }))?);
+            }
+            let would = if arguments.dry_run { "would stay" } else { "stays" };
+            writeln!(out, "the repair {would}, and cannot be undone")?;
+            Ok(())
+        }
+    }
+}
+
+/// What was done.
+enum RepairVerbResult {
+    Repaired(Box<RepairOutcome>),
+    /// The newest transaction now.
+    Undone(u64),
+    Confirmed,
+}
+
+fn work(
+    devices: &[Arc<dyn BlockDevice>],
+    arguments: &RepairArguments,
+    options: &RepairOptions,
+    console: &Arc<Console>,
+) -> offshoot_vfs::Result<RepairVerbResult> {
+    let progress = console.start_progress("checked");
+    let watch = |event: &CheckEvent| {
+        let CheckEvent::Progress { done, total } = event;
+        if !progress.is_hidden() {
+            progress.expect(*total);
+            progress.set_bytes(*done);
+        }
+        if is_interrupted() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    };
+    let done = if arguments.undo {
+        undo_repair(devices, options, &watch)
+            .map(|generation| RepairVerbResult::Undone(generation.0))
+    } else if arguments.confirm {
+        confirm_repair(devices, options, &watch).map(|()| RepairVerbResult::Confirmed)
+    } else {
+        repair_btrfs(devices, options, &watch)
+            .map(|outcome| RepairVerbResult::Repaired(Box::new(outcome)))
+    };
+    console.stop_progress();
+    done
+}
+
+/// What is left when the repair is done.
+fn rest(outcome: &RepairOutcome) -> &[BtrfsFinding] {
+    &outcome.after.as_ref().unwrap_or(&outcome.before).findings
+}
+
+fn tell(
+    outcome: &RepairOutcome,
+    arguments: &RepairArguments,
+    out: &mut dyn Write,
+    console: &Arc<Console>,
+) -> Result {
+    let rest = rest(outcome);
+    for finding in rest {
+        console.error(&Escaped(finding.to_string().as_bytes()));
+    }
+    if arguments.info.json {
+        write_line(out, &as_one_object(outcome))?;
+    } else {
+        write_summary(outcome, rest, out)?;
+    }
+    if rest.is_empty() { Ok(()) } else { Err(VerbFailure::Reported(ExitStatus::Corrupt)) }
+}
+
+fn write_summary(outcome: &RepairOutcome, rest: &[BtrfsFinding], out: &mut dyn Write) -> Result {
+    let is_rest = |finding: &&BtrfsFinding| {
+        !rest.iter().any(|one| (one.code, one.place) == (finding.code, finding.place))
+    };
+    for finding in outcome.before.findings.iter().filter(is_rest) {
+        writeln!(out, "mended: {}", Escaped(finding.to_string().as_bytes()))?;
+    }
+    if outcome.after.is_none() {
+        let what = if rest.is_empty() { "nothing is wrong" } else { "nothing of it can be mended" };
+        writeln!(out, "{what}, and nothing was written")?;
+        return Ok(());
+    }
+    let trees: Vec<_> = outcome.trees.iter().map(ToString::to_string).collect();
+    let (trees, blocks) = (trees.join(", "), outcome.blocks);
+    if outcome.is_written {
+        writeln!(out, "made anew: {trees}, with {blocks} blocks")?;
+        writeln!(out, "until something else writes to the volume, repair --undo takes it back")?;
+    } else {
+        writeln!(out, "would be made anew: {trees}, with {blocks} blocks; nothing was written")?;
+    }
+    if !rest.is_empty() {
+        writeln!(out, "{} findings are left: get out what is needed with extract", rest.len())?;
+    }
+    Ok(())
+}
+
+fn as_one_object(outcome: &RepairOutcome) -> serde_json::Value {
+    let all = |findings: &[BtrfsFinding]| findings.iter().map(as_json).collect::<Vec<_>>();
+    json!({
+        "before": all(&outcome.before.findings),
+        "after": all(rest(outcome)),
+        "classes": outcome.classes.iter().map(|class: &RepairClass| class.name()).collect::<Vec<_>>(),
+        "trees": outcome.trees.iter().map(|tree: &TreeId| tree.0).collect::<Vec<_>>(),
+        "blocks": outcome.blocks,
+        "written": outcome.is_written,
+    })
+}
