@@ -131,7 +131,7 @@ mod tests {
     #[test]
     fn reads_find_what_was_staged() {
         let below = Arc::new(MemoryDevice::sparse(1 << 20));
-        below.write_at(0, &[7; 1 << 20]).unwrap();
+        below.write_at(0, &vec![7; 1 << 20]).unwrap();
         let dir = tempfile::tempdir().unwrap();
         let staged = StagedDevice::over(below.clone(), dir.path()).unwrap();
         let mut model = vec![7; 1 << 20];
