@@ -570,10 +570,17 @@ pub(crate) struct CheckArguments {
     /// Read all data, and compare it with its checksums (btrfs)
     #[arg(long)]
     pub(crate) data: bool,
-    /// The memory that the check may take (btrfs)
+    #[command(flatten)]
+    pub(crate) room: CheckRoomArguments,
+}
+
+/// The room that a check of a btrfs volume takes.
+#[derive(Args)]
+pub(crate) struct CheckRoomArguments {
+    /// The memory that a check may take (btrfs)
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub(crate) memory: Option<u64>,
-    /// The folder for what has no room in memory (btrfs)
+    /// The folder for what has no room in memory, and for the new blocks of a repair (btrfs)
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub(crate) scratch: Option<PathBuf>,
 }
@@ -605,12 +612,8 @@ pub(crate) struct RepairArguments {
     /// made anew even if nothing is wrong with them
     #[arg(long = "class", value_name = "CLASS", value_parser = parse_repair_class)]
     pub(crate) classes: Vec<RepairClass>,
-    /// The memory that each check may take
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
-    pub(crate) memory: Option<u64>,
-    /// The folder for what has no room in memory, and for the new blocks
-    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
-    pub(crate) scratch: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) room: CheckRoomArguments,
 }
 
 #[derive(Args)]

@@ -23,8 +23,8 @@ pub(super) fn run(
     };
     for (is_asked, what) in [
         (arguments.data, "--data: there are no checksums of data"),
-        (arguments.memory.is_some(), "--memory"),
-        (arguments.scratch.is_some(), "--scratch"),
+        (arguments.room.memory.is_some(), "--memory"),
+        (arguments.room.scratch.is_some(), "--scratch"),
     ] {
         if is_asked {
             return Err(VerbFailure::Inside(device.name().into(), only_in_btrfs(what)));

@@ -12,32 +12,53 @@ use offshoot_transfer::TransferProgress as _;
 use offshoot_vfs::Errno;
 use serde_json::{Value, json};
 
-use crate::args::CheckArguments;
+use crate::args::{CheckArguments, CheckRoomArguments, VolumeArguments};
 use crate::exit::{ExitStatus, Result, VerbFailure};
 use crate::interrupt::{self, is_interrupted};
-use crate::output::{Console, Escaped, human_size, json_name, write_line};
+use crate::output::{Console, Escaped, ProgressLine, human_size, json_name, write_line};
 use crate::session::{Access, Session, THIS_VERB};
 
 /// The least memory of a check, in bytes.
-pub(super) const LEAST_MEMORY: u64 = 16 << 20;
+const LEAST_MEMORY: u64 = 16 << 20;
+
+/// The options of a check of metadata, for the verbs that check.
+pub(super) fn check_options(
+    volume: &VolumeArguments,
+    room: &CheckRoomArguments,
+) -> Result<CheckOptions> {
+    let mut options = CheckOptions {
+        is_degraded: volume.open.degraded,
+        scratch: room.scratch.clone(),
+        ..CheckOptions::default()
+    };
+    if let Some(bytes) = room.memory {
+        if bytes < LEAST_MEMORY {
+            return Err(VerbFailure::Usage("--memory must be at least 16M".to_owned()));
+        }
+        options.memory_bytes = bytes;
+    }
+    Ok(options)
+}
+
+/// Shows how far a check has come. Breaks when the user has interrupted the program.
+pub(super) fn show_progress(event: &CheckEvent, progress: &ProgressLine) -> ControlFlow<()> {
+    let CheckEvent::Progress { done, total } = event;
+    if !progress.is_hidden() {
+        progress.expect(*total);
+        progress.set_bytes(*done);
+    }
+    if is_interrupted() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+}
 
 pub(in crate::verbs) fn run(
     arguments: &CheckArguments,
     out: &mut dyn Write,
     console: &Arc<Console>,
 ) -> Result {
-    let mut options = CheckOptions {
-        is_degraded: arguments.info.volume.open.degraded,
+    let options = CheckOptions {
         verifies_data: arguments.data,
-        scratch: arguments.scratch.clone(),
-        ..CheckOptions::default()
+        ..check_options(&arguments.info.volume, &arguments.room)?
     };
-    if let Some(bytes) = arguments.memory {
-        if bytes < LEAST_MEMORY {
-            return Err(VerbFailure::Usage("--memory must be at least 16M".to_owned()));
-        }
-        options.memory_bytes = bytes;
-    }
     // On a mount, the serving process handles signals.
     let live = arguments.info.volume.open.live.as_ref();
     if live.is_none() {
@@ -45,18 +66,11 @@ pub(in crate::verbs) fn run(
     }
     let progress = console.start_progress("checked");
     let watch = |event: &CheckEvent| {
-        let CheckEvent::Progress { done, total } = event;
-        if !progress.is_hidden() {
-            progress.expect(*total);
-            progress.set_bytes(*done);
-        }
         // A client of a mount may have ended long before.
-        let is_wanted = live.is_none_or(|live| (live.is_wanted)());
-        if is_wanted && !is_interrupted() {
-            ControlFlow::Continue(())
-        } else {
-            ControlFlow::Break(())
+        if live.is_some_and(|live| !(live.is_wanted)()) {
+            return ControlFlow::Break(());
         }
+        show_progress(event, &progress)
     };
     let checked = if let Some(live) = live {
         live.fs.btrfs(THIS_VERB)?.volume().check(&options, &watch)

@@ -1,20 +1,18 @@
 //! `offshoot repair` for btrfs: says what is wrong, what is done about it, and what is left.
 
 use std::io::Write;
-use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use offshoot_btrfs::{
-    BtrfsFinding, CheckEvent, CheckOptions, RepairClass, RepairOptions, RepairOutcome,
-    confirm_repair, repair_btrfs, undo_repair,
+    BtrfsFinding, CheckEvent, RepairClass, RepairOptions, RepairOutcome, confirm_repair,
+    repair_btrfs, undo_repair,
 };
 use offshoot_btrfs_format::TreeId;
 use offshoot_device::BlockDevice;
-use offshoot_transfer::TransferProgress as _;
 use offshoot_vfs::Errno;
 use serde_json::json;
 
-use super::check::{LEAST_MEMORY, as_json};
+use super::check::{as_json, check_options, show_progress};
 use crate::args::RepairArguments;
 use crate::exit::{ExitStatus, Result, VerbFailure};
 use crate::interrupt::{self, is_interrupted};
@@ -26,17 +24,7 @@ pub(in crate::verbs) fn run(
     out: &mut dyn Write,
     console: &Arc<Console>,
 ) -> Result {
-    let mut check = CheckOptions {
-        is_degraded: arguments.info.volume.open.degraded,
-        scratch: arguments.scratch.clone(),
-        ..CheckOptions::default()
-    };
-    if let Some(bytes) = arguments.memory {
-        if bytes < LEAST_MEMORY {
-            return Err(VerbFailure::Usage("--memory must be at least 16M".to_owned()));
-        }
-        check.memory_bytes = bytes;
-    }
+    let check = check_options(&arguments.info.volume, &arguments.room)?;
     let options =
         RepairOptions { check, classes: arguments.classes.clone(), is_dry_run: arguments.dry_run };
     interrupt::watch(console)?;
@@ -85,14 +73,7 @@ fn work(
     console: &Arc<Console>,
 ) -> offshoot_vfs::Result<RepairVerbResult> {
     let progress = console.start_progress("checked");
-    let watch = |event: &CheckEvent| {
-        let CheckEvent::Progress { done, total } = event;
-        if !progress.is_hidden() {
-            progress.expect(*total);
-            progress.set_bytes(*done);
-        }
-        if is_interrupted() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-    };
+    let watch = |event: &CheckEvent| show_progress(event, &progress);
     let done = if arguments.undo {
         undo_repair(devices, options, &watch)
             .map(|generation| RepairVerbResult::Undone(generation.0))
