@@ -45,8 +45,8 @@ use offshoot_vfs::Result;
 use walk::Walk;
 
 pub(crate) use open::open;
-pub(crate) use reached::{ExtentWithHolders, ReachedVolume};
-pub(crate) use reference::{ReferenceHolder, ReferenceTarget};
+pub(crate) use reached::{ExtentWithOwners, ReachedVolume};
+pub(crate) use reference::ReferenceTarget;
 pub(crate) use volume::{CheckedVolume, KeyRange};
 
 pub use finding::{BtrfsFinding, BtrfsFindingCode, BtrfsFindingPlace, FindingSeverity};

@@ -16,7 +16,7 @@
 //! |---|---|
 //! | `filesystem` | an open volume, as its user holds it; the `vfs` traits over a subvolume and those nested in it |
 //! | `mkfs` | new volumes |
-//! | `check` | compares everything that structures say about each other; works on what does not open |
+//! | `check` | compares all that structures say about each other, also in what does not open |
 //! | `repair` | makes damaged structures anew that follow from others, and undoes that |
 //! | `scrub` | reads and verifies every copy of a volume, and repairs the bad ones |
 //! | `engine` | opens a volume; holds the state of each room between calls |

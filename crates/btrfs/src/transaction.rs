@@ -94,10 +94,11 @@ pub(crate) use hold::QueueAccount;
 pub(crate) use log_state::LogState;
 pub(crate) use notes::MOST as MOST_NOTES;
 pub(crate) use obstacle::Obstacle;
+pub(crate) use offshoot_btrfs_format::extent::RefOwner;
 use quota::QuotaUsage;
 pub(crate) use quota::{NewGroup, Quotas};
 use refs::DelayedRefs;
-pub(crate) use refs::{ExtentKind, RefOwner};
+pub(crate) use refs::ExtentKind;
 pub(crate) use relocate::{DataMove, PlannedRelocation, Relocation, RelocationLimits};
 pub(crate) use roots::{
     RootCache, StoredRoot, chunk_tree_root, require_one_root_item, require_own_root, root_item,

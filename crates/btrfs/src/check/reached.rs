@@ -1,15 +1,16 @@
-//! What a repair takes from the check: all extents that the trees lead to, and who refers to them.
+//! What a repair takes from the check: all extents that the trees lead to, and their references.
 //!
 //! The extent tree is not asked. What it should say follows from the other trees alone: the walk
 //! gathers all references, and [`owned`](super::owned) finds out of which kind they are.
 
 use std::collections::BTreeSet;
 
+use offshoot_btrfs_format::extent::RefOwner;
 use offshoot_btrfs_format::{Logical, TreeId};
 use offshoot_vfs::{Error, Result, Structure};
 
 use super::owned;
-use super::reference::{ReferenceHolder, ReferenceTarget};
+use super::reference::ReferenceTarget;
 use super::volume::CheckedVolume;
 use super::walk::{Walk, WalkedVolume};
 
@@ -21,11 +22,11 @@ pub(crate) struct ReachedVolume<'w, 'c> {
 
 /// An extent, and all references to it.
 #[derive(Clone, Debug)]
-pub(crate) struct ExtentWithHolders {
+pub(crate) struct ExtentWithOwners {
     pub(crate) logical: Logical,
     pub(crate) target: ReferenceTarget,
-    /// Who refers to it, and how often. Each holder is there once.
-    pub(crate) holders: Vec<(ReferenceHolder, u32)>,
+    /// The owners of references to it, and how many references each has. An owner is there once.
+    pub(crate) owners: Vec<(RefOwner, u32)>,
     /// Whether the references of what a tree block points to name the block.
     pub(crate) has_full_references: bool,
 }
@@ -60,12 +61,12 @@ impl<'w, 'c> ReachedVolume<'w, 'c> {
     pub(crate) fn each_extent(
         &self,
         index: usize,
-        visit: &mut dyn FnMut(&ExtentWithHolders) -> Result<()>,
+        visit: &mut dyn FnMut(&ExtentWithOwners) -> Result<()>,
     ) -> Result<()> {
         let mut records = self.walk.references.take(index)?;
-        let mut extent: Option<ExtentWithHolders> = None;
+        let mut extent: Option<ExtentWithOwners> = None;
         while let Some(record) = records.next()? {
-            let (logical, holder, target) = (record.logical(), record.holder(), record.target());
+            let (logical, owner, target) = (record.logical(), record.owner(), record.target());
             let next = match extent.take() {
                 Some(mut same) if same.logical == logical => {
                     if same.target != target {
@@ -75,9 +76,9 @@ impl<'w, 'c> ReachedVolume<'w, 'c> {
                         );
                         return Err(Error::corrupt_at(Structure::ExtentItem, logical.0, problem));
                     }
-                    match same.holders.last_mut() {
-                        Some((last, count)) if *last == holder => *count = count.saturating_add(1),
-                        _ => same.holders.push((holder, 1)),
+                    match same.owners.last_mut() {
+                        Some((last, count)) if *last == owner => *count = count.saturating_add(1),
+                        _ => same.owners.push((owner, 1)),
                     }
                     same
                 }
@@ -86,8 +87,8 @@ impl<'w, 'c> ReachedVolume<'w, 'c> {
                         visit(&before)?;
                     }
                     let has_full_references = self.walk.marks.has_full_references(logical);
-                    let holders = vec![(holder, 1)];
-                    ExtentWithHolders { logical, target, holders, has_full_references }
+                    let owners = vec![(owner, 1)];
+                    ExtentWithOwners { logical, target, owners, has_full_references }
                 }
             };
             extent = Some(next);

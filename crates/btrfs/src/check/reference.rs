@@ -1,7 +1,6 @@
 //! References that trees have to extents, as records that are sorted.
 
-use std::fmt;
-
+use offshoot_btrfs_format::extent::RefOwner;
 use offshoot_btrfs_format::{Generation, Logical, TreeId};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -23,44 +22,11 @@ pub(super) struct ReferenceRecord {
     size: u64,
 }
 
+// In the order of owners.
 const TREE_BLOCK: u64 = 0;
-const SHARED_BLOCK: u64 = 1;
-const FILE: u64 = 2;
+const FILE: u64 = 1;
+const SHARED_BLOCK: u64 = 2;
 const SHARED_DATA: u64 = 3;
-
-/// The holder of a reference.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) enum ReferenceHolder {
-    /// To a tree block, from a tree.
-    Tree(TreeId),
-    /// To a tree block, from the node at this address.
-    Node(Logical),
-    /// To a data extent, from a file.
-    File {
-        /// The subvolume that the leaf was made for.
-        root: TreeId,
-        ino: u64,
-        /// The file offset at which the beginning of the extent would be, in bytes. It may have
-        /// wrapped around.
-        offset: u64,
-    },
-    /// To a data extent, from the leaf at this address.
-    Leaf(Logical),
-}
-
-impl fmt::Display for ReferenceHolder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Tree(tree) => write!(f, "tree {tree}"),
-            Self::Node(node) => write!(f, "the node at {node}"),
-            Self::File { root, ino, offset } => {
-                let offset = offset.cast_signed();
-                write!(f, "inode {ino} of tree {root} from file offset {offset} on")
-            }
-            Self::Leaf(leaf) => write!(f, "the leaf at {leaf}"),
-        }
-    }
-}
 
 /// What a reference leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,12 +39,12 @@ pub(crate) enum ReferenceTarget {
 
 impl ReferenceRecord {
     /// A reference to the extent at `logical`.
-    pub(super) fn new(logical: Logical, holder: ReferenceHolder, target: ReferenceTarget) -> Self {
-        let (kind, from, ino, offset) = match holder {
-            ReferenceHolder::Tree(tree) => (TREE_BLOCK, tree.0, 0, 0),
-            ReferenceHolder::Node(node) => (SHARED_BLOCK, node.0, 0, 0),
-            ReferenceHolder::File { root, ino, offset } => (FILE, root.0, ino, offset),
-            ReferenceHolder::Leaf(leaf) => (SHARED_DATA, leaf.0, 0, 0),
+    pub(super) fn new(logical: Logical, owner: RefOwner, target: ReferenceTarget) -> Self {
+        let (kind, from, ino, offset) = match owner {
+            RefOwner::Tree { root: tree } => (TREE_BLOCK, tree.0, 0, 0),
+            RefOwner::Block { parent: node } => (SHARED_BLOCK, node.0, 0, 0),
+            RefOwner::File { root, ino, offset } => (FILE, root.0, ino, offset),
+            RefOwner::Leaf { parent: leaf } => (SHARED_DATA, leaf.0, 0, 0),
         };
         let (level, size) = match target {
             ReferenceTarget::Block { level, generation } => (level, generation.0),
@@ -93,23 +59,19 @@ impl ReferenceRecord {
         Logical(self.logical)
     }
 
-    /// The holder of the reference.
-    pub(super) fn holder(&self) -> ReferenceHolder {
+    /// The owner of the reference.
+    pub(super) fn owner(&self) -> RefOwner {
         match self.kind & 0xff {
-            TREE_BLOCK => ReferenceHolder::Tree(TreeId(self.from)),
-            SHARED_BLOCK => ReferenceHolder::Node(Logical(self.from)),
-            FILE => ReferenceHolder::File {
-                root: TreeId(self.from),
-                ino: self.ino,
-                offset: self.offset,
-            },
-            _ => ReferenceHolder::Leaf(Logical(self.from)),
+            TREE_BLOCK => RefOwner::Tree { root: TreeId(self.from) },
+            SHARED_BLOCK => RefOwner::Block { parent: Logical(self.from) },
+            FILE => RefOwner::File { root: TreeId(self.from), ino: self.ino, offset: self.offset },
+            _ => RefOwner::Leaf { parent: Logical(self.from) },
         }
     }
 
     /// What it leads to.
     pub(super) fn target(&self) -> ReferenceTarget {
-        if self.kind & 0xff <= SHARED_BLOCK {
+        if matches!(self.kind & 0xff, TREE_BLOCK | SHARED_BLOCK) {
             let level = u8::try_from(self.kind >> 8 & 0xff).unwrap_or(u8::MAX);
             ReferenceTarget::Block { level, generation: Generation(self.size) }
         } else {

@@ -340,7 +340,7 @@ impl<'c> CheckedVolume<'c> {
 
     /// The root as its block is. When the item that describes `root` contradicts a sound block, the
     /// item is wrong, which is a finding. A block that is older than the item says was not written:
-    /// then the block is wrong, and whoever uses the root finds that.
+    /// then the block is wrong, and the reader of the root finds that.
     pub(super) fn actual_root(&self, root: TreeRoot) -> TreeRoot {
         if self.block(&root.expected()).is_ok() {
             return root;

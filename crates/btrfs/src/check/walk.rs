@@ -22,6 +22,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use offshoot_btrfs_format::block::HEADER_RELOC;
 use offshoot_btrfs_format::check::ExpectedBlock;
+use offshoot_btrfs_format::extent::RefOwner;
 use offshoot_btrfs_format::root::RootItem;
 use offshoot_btrfs_format::{ItemType, Key, Logical, TreeId};
 use offshoot_kit::cores;
@@ -33,7 +34,7 @@ use super::addresses::AddressSet;
 use super::inodes::{self, SubtreeSummary};
 use super::marks::BlockMarks;
 use super::quota::OwnedBlocks;
-use super::reference::{DataUse, ReferenceHolder, ReferenceRecord, ReferenceTarget};
+use super::reference::{DataUse, ReferenceRecord, ReferenceTarget};
 use super::sort::Sorter;
 use super::volume::{CheckedVolume, KeyRange, root_of};
 use crate::block::TreeBlock;
@@ -244,7 +245,8 @@ impl<'w, 'c> Walk<'w, 'c> {
         Ok(())
     }
 
-    /// The summary of a unit. Passes on what its blocks point to, if nobody has looked at them.
+    /// The summary of a unit. Passes on what its blocks point to, if the walk comes to them for the
+    /// first time.
     fn look_at(&self, tree: &WalkedTree, unit: &Unit) -> Result<Arc<SubtreeSummary>> {
         let Some(block) = &unit.block else {
             self.note_damage(tree.root.id);
@@ -306,15 +308,15 @@ impl<'w, 'c> Walk<'w, 'c> {
         }
         let header = node.header();
         let logical = Logical(header.bytenr.get());
-        let holder = if self.has_full_references(node) {
-            ReferenceHolder::Node(logical)
+        let owner = if self.has_full_references(node) {
+            RefOwner::Block { parent: logical }
         } else {
-            ReferenceHolder::Tree(header.owner())
+            RefOwner::Tree { root: header.owner() }
         };
         let reference = |slot: usize| {
             let ExpectedBlock { logical, level, generation, .. } =
                 node.child_expected(slot, tree.root.id);
-            ReferenceRecord::new(logical, holder, ReferenceTarget::Block { level, generation })
+            ReferenceRecord::new(logical, owner, ReferenceTarget::Block { level, generation })
         };
         let references = kept_slots(tree, node).map(reference).collect();
         self.pass_on(&mut GatheredRecords { references, ..GatheredRecords::default() })
@@ -370,12 +372,12 @@ fn root_references(tree: &WalkedTree) -> GatheredRecords {
     let TreeRoot { id, logical, level, generation } = tree.root;
     let target = ReferenceTarget::Block { level, generation };
     // The root of a relocation tree names itself.
-    let holder = if id == TreeId::TREE_RELOC {
-        ReferenceHolder::Node(logical)
+    let owner = if id == TreeId::TREE_RELOC {
+        RefOwner::Block { parent: logical }
     } else {
-        ReferenceHolder::Tree(id)
+        RefOwner::Tree { root: id }
     };
-    let record = ReferenceRecord::new(logical, holder, target);
+    let record = ReferenceRecord::new(logical, owner, target);
     GatheredRecords { references: vec![record], ..GatheredRecords::default() }
 }
 

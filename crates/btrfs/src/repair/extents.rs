@@ -8,15 +8,14 @@
 
 use std::cmp::Reverse;
 
-use offshoot_btrfs_format::edit::leaf_capacity;
 use offshoot_btrfs_format::extent::{
-    EXTENT_FLAG_DATA, EXTENT_FLAG_FULL_BACKREF, EXTENT_FLAG_TREE_BLOCK, ExtentDataRef, ExtentItem,
-    TreeBlockInfo,
+    EXTENT_FLAG_DATA, EXTENT_FLAG_FULL_BACKREF, EXTENT_FLAG_TREE_BLOCK, ExtentItem, RefOwner,
+    TreeBlockInfo, most_extent_item,
 };
-use offshoot_btrfs_format::{Generation, ItemType, Key, Logical, TreeId, dir};
+use offshoot_btrfs_format::{Generation, ItemType, Key, Logical, TreeId};
 use zerocopy::IntoBytes;
 
-use crate::check::{ExtentWithHolders, ReferenceHolder, ReferenceTarget};
+use crate::check::{ExtentWithOwners, ReferenceTarget};
 
 /// What the references to an extent do not tell.
 #[derive(Clone, Copy, Debug, Default)]
@@ -35,44 +34,6 @@ pub(super) struct ExtentForm {
     pub(super) node_size: u32,
     /// Whether tree blocks have METADATA_ITEMs.
     pub(super) is_skinny: bool,
-}
-
-fn type_of(holder: ReferenceHolder) -> ItemType {
-    match holder {
-        ReferenceHolder::Tree(_) => ItemType::TREE_BLOCK_REF,
-        ReferenceHolder::Node(_) => ItemType::SHARED_BLOCK_REF,
-        ReferenceHolder::File { .. } => ItemType::EXTENT_DATA_REF,
-        ReferenceHolder::Leaf(_) => ItemType::SHARED_DATA_REF,
-    }
-}
-
-/// The order of references of one type, which is also the key offset of a keyed one.
-fn sequence(holder: ReferenceHolder) -> u64 {
-    match holder {
-        ReferenceHolder::Tree(tree) => tree.0,
-        ReferenceHolder::Node(at) | ReferenceHolder::Leaf(at) => at.0,
-        ReferenceHolder::File { root, ino, offset } => dir::data_ref_hash(root, ino, offset),
-    }
-}
-
-/// Adds the data of a reference, in an item of its own, or behind its type in that of the extent.
-fn encode(holder: ReferenceHolder, count: u32, is_inline: bool, to: &mut Vec<u8>) {
-    match holder {
-        ReferenceHolder::File { root, ino, offset } => to.extend_from_slice(
-            ExtentDataRef {
-                root: root.0.into(),
-                objectid: ino.into(),
-                offset: offset.into(),
-                count: count.into(),
-            }
-            .as_bytes(),
-        ),
-        _ if is_inline => to.extend_from_slice(&sequence(holder).to_le_bytes()),
-        _ => {}
-    }
-    if let ReferenceHolder::Leaf(_) = holder {
-        to.extend_from_slice(&count.to_le_bytes());
-    }
 }
 
 /// The key and the fixed part of the item of a tree block.
@@ -99,11 +60,11 @@ pub(super) fn block_head(
 
 /// The items of an extent, in the order of their keys.
 pub(super) fn items(
-    extent: &ExtentWithHolders,
+    extent: &ExtentWithOwners,
     facts: &ExtentFacts,
     form: ExtentForm,
 ) -> Vec<(Key, Vec<u8>)> {
-    let refs = extent.holders.iter().map(|(_, count)| u64::from(*count)).sum();
+    let refs = extent.owners.iter().map(|(_, count)| u64::from(*count)).sum();
     let logical = extent.logical;
     let (key, mut data) = match extent.target {
         ReferenceTarget::Block { level, generation } => {
@@ -123,27 +84,27 @@ pub(super) fn items(
         data.push(ItemType::EXTENT_OWNER_REF.0);
         data.extend_from_slice(&owner.0.to_le_bytes());
     }
-    let mut holders = extent.holders.clone();
+    let mut owners = extent.owners.clone();
     // The format orders by type, and within a type in descending order.
-    holders.sort_by_key(|(holder, _)| (type_of(*holder), Reverse(sequence(*holder))));
-    let most = leaf_capacity(form.node_size) / 16 - 25;
+    owners.sort_by_key(|(owner, _)| (owner.item_type(), Reverse(owner.sequence())));
+    let most = most_extent_item(form.node_size);
     let mut keyed = Vec::new();
-    for (holder, count) in holders {
+    for (owner, count) in owners {
         let before = data.len();
-        data.push(type_of(holder).0);
-        encode(holder, count, true, &mut data);
+        data.push(owner.item_type().0);
+        owner.encode(count, true, &mut data);
         if data.len() > most {
             data.truncate(before);
-            keyed.push((holder, count));
+            keyed.push((owner, count));
         }
     }
     let mut items = vec![(key, data)];
-    let key_of = |holder| Key::new(logical.0, type_of(holder), sequence(holder));
-    keyed.sort_by_key(|(holder, _)| key_of(*holder));
-    for (holder, count) in keyed {
+    let key_of = |owner: RefOwner| Key::new(logical.0, owner.item_type(), owner.sequence());
+    keyed.sort_by_key(|(owner, _)| key_of(*owner));
+    for (owner, count) in keyed {
         let mut data = Vec::new();
-        encode(holder, count, false, &mut data);
-        let mut key = key_of(holder);
+        owner.encode(count, false, &mut data);
+        let mut key = key_of(owner);
         // References of files with equal hashes have successive keys.
         if let Some((last, _)) = items.last().filter(|(last, _)| *last >= key) {
             key = last.successor().unwrap_or(key);
@@ -162,14 +123,14 @@ mod tests {
     /// An extent with more references than fit keeps all of them, each once, in order.
     #[test]
     fn many_references_spill_into_items() {
-        let file = |ino| ReferenceHolder::File { root: TreeId(5), ino, offset: 0 };
-        let leaf = |at: u64| ReferenceHolder::Leaf(Logical(at << 14));
-        let holders: Vec<_> =
+        let file = |ino| RefOwner::File { root: TreeId(5), ino, offset: 0 };
+        let leaf = |at: u64| RefOwner::Leaf { parent: Logical(at << 14) };
+        let owners: Vec<_> =
             (0..100).map(|n| (file(256 + n), 2)).chain((1..60).map(|n| (leaf(n), 1))).collect();
-        let extent = ExtentWithHolders {
+        let extent = ExtentWithOwners {
             logical: Logical(1 << 30),
             target: ReferenceTarget::Data { len: 1 << 20 },
-            holders: holders.clone(),
+            owners: owners.clone(),
             has_full_references: false,
         };
         let form = ExtentForm { node_size: 16_384, is_skinny: true };
@@ -183,6 +144,6 @@ mod tests {
         assert_eq!(parsed.item.refs.get(), 259);
         let inline: Vec<_> = parsed.inline_refs().map(Result::unwrap).collect();
         assert!(matches!(inline[0], InlineRef::Owner(257)));
-        assert_eq!(inline.len() - 1 + items.len() - 1, holders.len());
+        assert_eq!(inline.len() - 1 + items.len() - 1, owners.len());
     }
 }

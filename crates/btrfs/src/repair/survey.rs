@@ -8,16 +8,14 @@ use std::ops::{ControlFlow, Range};
 
 use offshoot_btrfs_format::check as format_check;
 use offshoot_btrfs_format::chunk::{BlockGroupFlags, Chunk, Profile};
-use offshoot_btrfs_format::extent::{EXTENT_FLAG_DATA, InlineRef, ParsedExtent};
+use offshoot_btrfs_format::extent::{EXTENT_FLAG_DATA, InlineRef, ParsedExtent, RefOwner};
 use offshoot_btrfs_format::{ItemType, Key, Logical, TreeId};
 use offshoot_vfs::{Error, Result, Structure};
 
 use super::extents::{self, ExtentFacts, ExtentForm};
 use super::spool::{ItemSpool, SpoolWriter};
 use crate::block::TreeBlock;
-use crate::check::{
-    CheckedVolume, ExtentWithHolders, KeyRange, ReachedVolume, ReferenceHolder, ReferenceTarget,
-};
+use crate::check::{CheckedVolume, ExtentWithOwners, KeyRange, ReachedVolume, ReferenceTarget};
 
 /// What the trees use.
 pub(super) struct SpaceSurvey {
@@ -131,7 +129,7 @@ struct GroupSurvey<'c> {
 }
 
 impl GroupSurvey<'_> {
-    fn len(&self, extent: &ExtentWithHolders) -> u64 {
+    fn len(&self, extent: &ExtentWithOwners) -> u64 {
         match extent.target {
             ReferenceTarget::Block { .. } => self.form.node_size.into(),
             ReferenceTarget::Data { len } => len,
@@ -139,7 +137,7 @@ impl GroupSurvey<'_> {
     }
 
     /// Notes that an extent is there.
-    fn pass(&mut self, extent: &ExtentWithHolders) -> Result<()> {
+    fn pass(&mut self, extent: &ExtentWithOwners) -> Result<()> {
         let (start, len) = (extent.logical.0, self.len(extent));
         let end = start.saturating_add(len);
         if end > self.chunk.end().0 {
@@ -185,14 +183,14 @@ impl GroupSurvey<'_> {
 
 /// The extent without the references that do not stay; `None` when it has no others. Space caches
 /// of version 1 are files of the root tree. The kernel makes them anew.
-fn kept(extent: &ExtentWithHolders, replaced: &BTreeSet<TreeId>) -> Option<ExtentWithHolders> {
+fn kept(extent: &ExtentWithOwners, replaced: &BTreeSet<TreeId>) -> Option<ExtentWithOwners> {
     let mut extent = extent.clone();
-    extent.holders.retain(|(holder, _)| match holder {
-        ReferenceHolder::Tree(tree) => !replaced.contains(tree),
-        ReferenceHolder::File { root, .. } => *root != TreeId::ROOT,
+    extent.owners.retain(|(owner, _)| match owner {
+        RefOwner::Tree { root: tree } => !replaced.contains(tree),
+        RefOwner::File { root, .. } => *root != TreeId::ROOT,
         _ => true,
     });
-    (!extent.holders.is_empty()).then_some(extent)
+    (!extent.owners.is_empty()).then_some(extent)
 }
 
 /// What the old extent tree says of data, by address.
@@ -229,7 +227,7 @@ fn known_data(volume: &CheckedVolume<'_>, chunk: &Chunk) -> KnownData {
 /// What the references to an extent do not tell.
 fn facts(
     volume: &CheckedVolume<'_>,
-    extent: &ExtentWithHolders,
+    extent: &ExtentWithOwners,
     known: &KnownData,
     form: ExtentForm,
 ) -> Result<ExtentFacts> {

@@ -14,25 +14,23 @@ mod verify;
 #[cfg(test)]
 mod tests;
 
-use std::fmt;
 use std::ops::Range;
 
 use offshoot_btrfs_format::block::HEADER_RELOC;
-use offshoot_btrfs_format::edit::leaf_capacity;
 use offshoot_btrfs_format::extent::{
-    EXTENT_FLAG_DATA, EXTENT_FLAG_FULL_BACKREF, EXTENT_FLAG_TREE_BLOCK, ExtentDataRef, ExtentItem,
-    InlineRef, ParsedExtent, TreeBlockInfo,
+    EXTENT_FLAG_DATA, EXTENT_FLAG_FULL_BACKREF, EXTENT_FLAG_TREE_BLOCK, ExtentItem, InlineRef,
+    ParsedExtent, RefOwner, TreeBlockInfo, most_extent_item,
 };
 use offshoot_btrfs_format::file_extent::{FileExtent, FileExtentBody};
 use offshoot_btrfs_format::key::DiskKey;
 use offshoot_btrfs_format::superblock::Incompat;
-use offshoot_btrfs_format::{Generation, ItemType, Key, Logical, TreeId, U32, U64, dir};
+use offshoot_btrfs_format::{Generation, ItemType, Key, Logical, TreeId, U64};
 use offshoot_vfs::{Error, Result, Structure};
 use zerocopy::IntoBytes;
 
 use super::TransactionHandle;
 use super::checksums::remove_checksums;
-use super::refs::{ExtentKind, PendingRefs, RefOwner};
+use super::refs::{ExtentKind, PendingRefs};
 use crate::block::TreeBlock;
 use crate::storage::malformed;
 use crate::transaction::ChangingTree;
@@ -90,79 +88,15 @@ struct ExtentCounts {
     removed: usize,
 }
 
-impl RefOwner {
-    fn item_type(self) -> ItemType {
-        match self {
-            Self::Tree { .. } => ItemType::TREE_BLOCK_REF,
-            Self::File { .. } => ItemType::EXTENT_DATA_REF,
-            Self::Block { .. } => ItemType::SHARED_BLOCK_REF,
-            Self::Leaf { .. } => ItemType::SHARED_DATA_REF,
-        }
-    }
-
-    /// The order of references of one type, which is also the key offset of a keyed one.
-    fn sequence(self) -> u64 {
-        match self {
-            Self::Tree { root } => root.0,
-            Self::Block { parent } | Self::Leaf { parent } => parent.0,
-            Self::File { root, ino, offset } => dir::data_ref_hash(root, ino, offset),
-        }
-    }
-
-    fn inline_size(self) -> usize {
-        1 + match self {
-            Self::Tree { .. } | Self::Block { .. } => size_of::<U64>(),
-            Self::File { .. } => size_of::<ExtentDataRef>(),
-            Self::Leaf { .. } => size_of::<U64>() + size_of::<U32>(),
-        }
-    }
-
-    /// The data of this reference, inline behind its type or in an item of its own. An inline
-    /// reference includes the value that is the key offset of a keyed one.
-    fn encode(self, count: u32, inline: bool, to: &mut Vec<u8>) {
-        match self {
-            Self::File { root, ino, offset } => to.extend_from_slice(
-                ExtentDataRef {
-                    root: root.0.into(),
-                    objectid: ino.into(),
-                    offset: offset.into(),
-                    count: count.into(),
-                }
-                .as_bytes(),
-            ),
-            _ if inline => to.extend_from_slice(&self.sequence().to_le_bytes()),
-            _ => {}
-        }
-        if let Self::Leaf { .. } = self {
-            to.extend_from_slice(&count.to_le_bytes());
-        }
-    }
-}
-
 impl ExtentRecord {
     fn parse(key: Key, data: &[u8]) -> Result<Self> {
         let extent = ParsedExtent::parse(key.item_type, data).map_err(malformed)?;
         let (mut inline, mut made_for) = (Vec::new(), None);
         for reference in extent.inline_refs() {
-            inline.push(match reference.map_err(malformed)? {
-                InlineRef::TreeBlock(root) => (RefOwner::Tree { root: TreeId(root) }, 1),
-                InlineRef::SharedBlock(parent) => (RefOwner::Block { parent: Logical(parent) }, 1),
-                InlineRef::ExtentData(r) => (
-                    RefOwner::File {
-                        root: TreeId(r.root.get()),
-                        ino: r.objectid.get(),
-                        offset: r.offset.get(),
-                    },
-                    r.count.get(),
-                ),
-                InlineRef::SharedData { parent, count } => {
-                    (RefOwner::Leaf { parent: Logical(parent) }, count)
-                }
-                InlineRef::Owner(root) => {
-                    made_for = Some(TreeId(root));
-                    continue;
-                }
-            });
+            match reference.map_err(malformed)? {
+                InlineRef::Owner(root) => made_for = Some(TreeId(root)),
+                reference => inline.extend(reference.owner()),
+            }
         }
         Ok(Self {
             key,
@@ -210,17 +144,6 @@ impl ExtentRecord {
             owner.encode(*count, true, &mut data);
         }
         data
-    }
-}
-
-impl fmt::Display for RefOwner {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Tree { root } => write!(f, "tree {root}"),
-            Self::File { root, ino, offset } => write!(f, "inode {ino} of tree {root} at {offset}"),
-            Self::Block { parent } => write!(f, "the block at {parent}"),
-            Self::Leaf { parent } => write!(f, "the leaf at {parent}"),
-        }
     }
 }
 
@@ -554,7 +477,7 @@ impl TransactionHandle<'_> {
             });
         }
         let count = changed(0)?;
-        let most = leaf_capacity(self.volume.superblock().node_size) / 16 - 25;
+        let most = most_extent_item(self.volume.superblock().node_size);
         if record.len() + owner.inline_size() <= most {
             record.inline.push((owner, count));
             return Ok(());

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
+use offshoot_btrfs_format::extent::RefOwner;
 use offshoot_btrfs_format::{Logical, TreeId};
 use offshoot_kit::shards::scatter;
 use parking_lot::{Mutex, MutexGuard};
@@ -22,31 +23,6 @@ pub(crate) enum ExtentKind {
     Block { level: u8 },
     /// Data.
     Data,
-}
-
-/// The owner of a reference to an extent. The order is that of the item types in the format, which
-/// is also the order of inline references.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum RefOwner {
-    /// A tree owns the block.
-    Tree { root: TreeId },
-    /// A file of a subvolume owns the data. `offset` is the position in the file where the extent
-    /// would begin.
-    File { root: TreeId, ino: u64, offset: u64 },
-    /// The block at this address points to the block.
-    Block { parent: Logical },
-    /// The leaf at this address points to the data.
-    Leaf { parent: Logical },
-}
-
-impl RefOwner {
-    /// The tree that owns the extent; `None` when a block owns it.
-    pub(crate) fn root(self) -> Option<TreeId> {
-        match self {
-            Self::Tree { root } | Self::File { root, .. } => Some(root),
-            Self::Block { .. } | Self::Leaf { .. } => None,
-        }
-    }
 }
 
 /// All pending changes of one extent.

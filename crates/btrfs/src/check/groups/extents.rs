@@ -8,14 +8,14 @@
 use std::path::PathBuf;
 
 use offshoot_btrfs_format::extent::{
-    EXTENT_FLAG_DATA, EXTENT_FLAG_FULL_BACKREF, EXTENT_FLAG_TREE_BLOCK, ExtentDataRef, InlineRef,
-    ParsedExtent,
+    EXTENT_FLAG_DATA, EXTENT_FLAG_FULL_BACKREF, EXTENT_FLAG_TREE_BLOCK, ExtentDataRef,
+    ParsedExtent, RefOwner,
 };
 use offshoot_btrfs_format::{Generation, ItemType, Key, Logical, TreeId, U32};
 use offshoot_vfs::Result;
 use zerocopy::FromBytes;
 
-use super::super::reference::{ReferenceHolder, ReferenceRecord, ReferenceTarget};
+use super::super::reference::{ReferenceRecord, ReferenceTarget};
 use super::super::sort::{SortedRecords, Sorter};
 use super::stream::ItemStream;
 
@@ -102,7 +102,7 @@ impl SortedReferences<'_> {
     ///
     /// # Errors
     /// When a file cannot be read.
-    pub(super) fn next(&mut self) -> Result<Option<(ReferenceHolder, u64)>> {
+    pub(super) fn next(&mut self) -> Result<Option<(RefOwner, u64)>> {
         let record = match self {
             Self::Memory(records) => records.next().copied(),
             Self::Files(records) => records.next()?,
@@ -112,7 +112,7 @@ impl SortedReferences<'_> {
                 ReferenceTarget::Block { generation, .. } => generation.0,
                 ReferenceTarget::Data { len } => len,
             };
-            (record.holder(), count)
+            (record.owner(), count)
         }))
     }
 }
@@ -127,16 +127,14 @@ impl ListedReferences {
         self.sorter = None;
     }
 
-    fn add(&mut self, at: u64, holder: ReferenceHolder, count: u64) -> Result<()> {
-        let target = match holder {
-            ReferenceHolder::Tree(_) | ReferenceHolder::Node(_) => {
+    fn add(&mut self, at: u64, owner: RefOwner, count: u64) -> Result<()> {
+        let target = match owner {
+            RefOwner::Tree { .. } | RefOwner::Block { .. } => {
                 ReferenceTarget::Block { level: 0, generation: Generation(count) }
             }
-            ReferenceHolder::File { .. } | ReferenceHolder::Leaf(_) => {
-                ReferenceTarget::Data { len: count }
-            }
+            RefOwner::File { .. } | RefOwner::Leaf { .. } => ReferenceTarget::Data { len: count },
         };
-        self.records.push(ReferenceRecord::new(Logical(at), holder, target));
+        self.records.push(ReferenceRecord::new(Logical(at), owner, target));
         if self.records.len() >= REFERENCES_AT_ONCE {
             let new = || Sorter::new(Vec::new(), SORT_BYTES, &self.scratch);
             self.sorter.get_or_insert_with(new).add_all(&mut self.records)?;
@@ -272,17 +270,9 @@ impl<'v> ExtentReader<'v> {
             refs: parsed.item.refs.get(),
         });
         for inline in parsed.inline_refs() {
-            let (holder, count) = match inline.map_err(|e| e.to_string())? {
-                InlineRef::TreeBlock(root) => (ReferenceHolder::Tree(TreeId(root)), 1),
-                InlineRef::SharedBlock(node) => (ReferenceHolder::Node(Logical(node)), 1),
-                InlineRef::ExtentData(data_ref) => file_reference(data_ref),
-                InlineRef::SharedData { parent, count } => {
-                    (ReferenceHolder::Leaf(Logical(parent)), u64::from(count))
-                }
-                InlineRef::Owner(_) => continue,
-            };
-            extent.listed = extent.listed.saturating_add(count);
-            if let Err(error) = self.known.add(key.objectid, holder, count) {
+            let Some((owner, count)) = inline.map_err(|e| e.to_string())?.owner() else { continue };
+            extent.listed = extent.listed.saturating_add(count.into());
+            if let Err(error) = self.known.add(key.objectid, owner, count.into()) {
                 return Ok(Err(error));
             }
         }
@@ -290,39 +280,29 @@ impl<'v> ExtentReader<'v> {
     }
 }
 
-/// The file of a reference to data, and how often it refers.
-fn file_reference(data_ref: &ExtentDataRef) -> (ReferenceHolder, u64) {
-    let holder = ReferenceHolder::File {
-        root: TreeId(data_ref.root.get()),
-        ino: data_ref.objectid.get(),
-        offset: data_ref.offset.get(),
-    };
-    (holder, u64::from(data_ref.count.get()))
-}
-
 /// Adds the references of an item. Returns how many they are.
 fn keyed_references(known: &mut ListedReferences, key: Key, data: &[u8]) -> Result<u64> {
     let (at, from) = (key.objectid, key.offset);
-    let (holder, count) = match key.item_type {
-        ItemType::TREE_BLOCK_REF => (ReferenceHolder::Tree(TreeId(from)), 1),
-        ItemType::SHARED_BLOCK_REF => (ReferenceHolder::Node(Logical(from)), 1),
+    let (owner, count) = match key.item_type {
+        ItemType::TREE_BLOCK_REF => (RefOwner::Tree { root: TreeId(from) }, 1),
+        ItemType::SHARED_BLOCK_REF => (RefOwner::Block { parent: Logical(from) }, 1),
         ItemType::SHARED_DATA_REF => {
             let count = U32::read_from_prefix(data).map_or(0, |(count, _)| count.get());
-            (ReferenceHolder::Leaf(Logical(from)), u64::from(count))
+            (RefOwner::Leaf { parent: Logical(from) }, u64::from(count))
         }
         ItemType::EXTENT_DATA_REF => {
             let mut all = 0u64;
             for bytes in data.chunks_exact(size_of::<ExtentDataRef>()) {
                 if let Ok(data_ref) = ExtentDataRef::ref_from_bytes(bytes) {
-                    let (holder, count) = file_reference(data_ref);
-                    known.add(at, holder, count)?;
-                    all = all.saturating_add(count);
+                    let (owner, count) = data_ref.owner();
+                    known.add(at, owner, count.into())?;
+                    all = all.saturating_add(count.into());
                 }
             }
             return Ok(all);
         }
         _ => return Ok(0),
     };
-    known.add(at, holder, count)?;
+    known.add(at, owner, count)?;
     Ok(count)
 }

@@ -2,12 +2,13 @@
 
 use std::collections::BTreeSet;
 
+use offshoot_btrfs_format::extent::RefOwner;
 use offshoot_btrfs_format::{Logical, TreeId};
 use offshoot_vfs::Result;
 
 use super::super::addresses::AddressSet;
 use super::super::finding::{BtrfsFindingCode, BtrfsFindingPlace, BtrfsFindings};
-use super::super::reference::{ReferenceHolder, ReferenceRecord, ReferenceTarget};
+use super::super::reference::{ReferenceRecord, ReferenceTarget};
 use super::super::sort::SortedRecords;
 use super::super::walk::{Walk, WalkedVolume};
 use super::extents::{CheckedExtent, CheckedExtentItem, ListedReferences};
@@ -34,16 +35,16 @@ impl Doubt {
         }
     }
 
-    /// Whether `holder` may be in a block that could not be read.
-    fn hides(&self, holder: ReferenceHolder) -> bool {
+    /// Whether `owner` may be in a block that could not be read.
+    fn hides(&self, owner: RefOwner) -> bool {
         let of_tree = |tree: TreeId| {
             if tree.is_fs_like() { self.subvolumes } else { self.damaged.contains(&tree) }
         };
         self.all
-            || match holder {
-                ReferenceHolder::Tree(tree) => of_tree(tree),
-                ReferenceHolder::File { root, .. } => of_tree(root),
-                ReferenceHolder::Node(_) | ReferenceHolder::Leaf(_) => self.subvolumes,
+            || match owner {
+                RefOwner::Tree { root: tree } => of_tree(tree),
+                RefOwner::File { root, .. } => of_tree(root),
+                RefOwner::Block { .. } | RefOwner::Leaf { .. } => self.subvolumes,
             }
     }
 
@@ -65,7 +66,7 @@ pub(super) struct UsedExtent {
 impl UsedExtent {
     /// What a reference says.
     fn of(record: &ReferenceRecord, node_size: u64) -> Self {
-        let is_of_chunk_tree = Some(record.holder() == ReferenceHolder::Tree(TreeId::CHUNK));
+        let is_of_chunk_tree = Some(record.owner() == RefOwner::Tree { root: TreeId::CHUNK });
         match record.target() {
             ReferenceTarget::Block { .. } => {
                 Self { len: node_size, is_data: false, is_of_chunk_tree }
@@ -103,7 +104,7 @@ impl ReferenceCheck<'_> {
     pub(super) fn take_missing(&mut self) -> Result<Option<UsedExtent>> {
         let Some(record) = self.records.next()? else { return Ok(None) };
         let place = BtrfsFindingPlace::Logical(record.logical());
-        let problem = format!("no extent item, and a reference from {}", record.holder());
+        let problem = format!("no extent item, and a reference from {}", record.owner());
         self.findings.add(BtrfsFindingCode::MissingExtent, place, problem);
         self.skip(record.logical())?;
         Ok(Some(UsedExtent::of(&record, self.node_size)))
@@ -152,19 +153,19 @@ impl ReferenceCheck<'_> {
             return self.skip(logical);
         }
         let mut known = known.sorted()?;
-        let (mut listed, mut found) = (known.next()?, self.next_holder(logical, item)?);
+        let (mut listed, mut found) = (known.next()?, self.next_owner(logical, item)?);
         loop {
             let is_listed_first = match (listed, found) {
                 (Some((one, _)), Some((other, _))) if one == other => {
-                    // Further references of the extent tree from the same holder add up.
+                    // Further references of the extent tree from the same owner add up.
                     let (mut count, next) = (listed.map_or(0, |(_, count)| count), known.next()?);
                     listed = next;
-                    while let Some((_, more)) = listed.filter(|(holder, _)| *holder == one) {
+                    while let Some((_, more)) = listed.filter(|(owner, _)| *owner == one) {
                         count = count.saturating_add(more);
                         listed = known.next()?;
                     }
                     self.compare_counts(place, one, count, found.map_or(0, |(_, count)| count));
-                    found = self.next_holder(logical, item)?;
+                    found = self.next_owner(logical, item)?;
                     continue;
                 }
                 (Some((one, _)), Some((other, _))) => one < other,
@@ -173,15 +174,15 @@ impl ReferenceCheck<'_> {
                 (None, None) => return Ok(()),
             };
             if is_listed_first {
-                if let Some((holder, count)) = listed {
-                    self.compare_counts(place, holder, count, 0);
+                if let Some((owner, count)) = listed {
+                    self.compare_counts(place, owner, count, 0);
                 }
                 listed = known.next()?;
             } else {
-                if let Some((holder, count)) = found.filter(|_| extent.is_whole) {
-                    self.compare_counts(place, holder, 0, count);
+                if let Some((owner, count)) = found.filter(|_| extent.is_whole) {
+                    self.compare_counts(place, owner, 0, count);
                 }
-                found = self.next_holder(logical, item)?;
+                found = self.next_owner(logical, item)?;
             }
         }
     }
@@ -189,21 +190,21 @@ impl ReferenceCheck<'_> {
     /// Reports an extent without any record.
     fn unused(&self, extent: &CheckedExtent, known: &mut ListedReferences) -> Result<()> {
         let mut known = known.sorted()?;
-        let mut holders = 0u64;
+        let mut owners = 0u64;
         let mut last = None;
-        while let Some((holder, _)) = known.next()? {
-            if self.doubt.hides(holder) {
+        while let Some((owner, _)) = known.next()? {
+            if self.doubt.hides(owner) {
                 return Ok(());
             }
-            holders += 1;
-            last = Some(holder);
+            owners += 1;
+            last = Some(owner);
         }
-        if !extent.is_whole || holders == 0 && self.doubt.hides_files() {
+        if !extent.is_whole || owners == 0 && self.doubt.hides_files() {
             return Ok(());
         }
         let problem = match last {
-            Some(holder) if holders == 1 => format!("nothing refers to it, not even {holder}"),
-            Some(_) => format!("nothing refers to it, and its item names {holders} references"),
+            Some(owner) if owners == 1 => format!("nothing refers to it, not even {owner}"),
+            Some(_) => format!("nothing refers to it, and its item names {owners} references"),
             None => "nothing refers to it, and its item names no reference".to_owned(),
         };
         let place = BtrfsFindingPlace::Logical(Logical(extent.start));
@@ -211,38 +212,38 @@ impl ReferenceCheck<'_> {
         Ok(())
     }
 
-    /// Takes the records of the next holder of the extent at `logical`, and compares what they say
-    /// of the extent with `item`. Returns the holder, and how many records there are.
-    fn next_holder(
+    /// Takes the records of the next owner of the extent at `logical`, and compares what they say
+    /// of the extent with `item`. Returns the owner, and how many records there are.
+    fn next_owner(
         &mut self,
         logical: Logical,
         item: &CheckedExtentItem,
-    ) -> Result<Option<(ReferenceHolder, u64)>> {
-        let mut holder: Option<(ReferenceHolder, u64)> = None;
+    ) -> Result<Option<(RefOwner, u64)>> {
+        let mut owner: Option<(RefOwner, u64)> = None;
         while let Some(&record) = self.records.peek() {
-            let own = record.holder();
-            if record.logical() != logical || holder.is_some_and(|(holder, _)| holder != own) {
+            let own = record.owner();
+            if record.logical() != logical || owner.is_some_and(|(owner, _)| owner != own) {
                 break;
             }
-            if holder.is_none() {
+            if owner.is_none() {
                 self.check_flags(logical, own, item);
             }
             self.compare_target(logical, record.target(), item);
-            holder = Some((own, holder.map_or(0, |(_, count)| count) + 1));
+            owner = Some((own, owner.map_or(0, |(_, count)| count) + 1));
             self.records.next()?;
         }
-        Ok(holder)
+        Ok(owner)
     }
 
-    /// Reports flags of an extent item that its first holder rules out. Only blocks of subvolumes
+    /// Reports flags of an extent item that its first owner rules out. Only blocks of subvolumes
     /// are shared, so only they have full back references.
-    fn check_flags(&self, logical: Logical, holder: ReferenceHolder, item: &CheckedExtentItem) {
+    fn check_flags(&self, logical: Logical, owner: RefOwner, item: &CheckedExtentItem) {
         let place = BtrfsFindingPlace::Logical(logical);
         if item.unknown_flags != 0 {
             let problem = format!("unknown flags {:#x} in its item", item.unknown_flags);
             self.findings.add(BtrfsFindingCode::ExtentItem, place, problem);
         }
-        if let ReferenceHolder::Tree(tree) = holder
+        if let RefOwner::Tree { root: tree } = owner
             && item.has_full_references
             && !tree.is_fs_like()
         {
@@ -283,25 +284,19 @@ impl ReferenceCheck<'_> {
         self.findings.differs(BtrfsFindingCode::ExtentItem, place, what, expected, found);
     }
 
-    /// Compares how often a holder refers to an extent with how often the extent tree knows it.
-    fn compare_counts(
-        &self,
-        place: BtrfsFindingPlace,
-        holder: ReferenceHolder,
-        listed: u64,
-        found: u64,
-    ) {
+    /// Compares how often an owner refers to an extent with how often the extent tree knows it.
+    fn compare_counts(&self, place: BtrfsFindingPlace, owner: RefOwner, listed: u64, found: u64) {
         if listed == found || self.doubt.marks {
             return;
         }
         let code = if listed < found {
             BtrfsFindingCode::MissingReference
-        } else if self.doubt.hides(holder) {
+        } else if self.doubt.hides(owner) {
             return;
         } else {
             BtrfsFindingCode::ExtraReference
         };
-        let what = format!("references from {holder} that the extent tree knows");
+        let what = format!("references from {owner} that the extent tree knows");
         self.findings.differs(code, place, what, found, listed);
     }
 }

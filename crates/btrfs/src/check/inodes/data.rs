@@ -4,11 +4,12 @@ use std::ops::Range;
 
 use offshoot_btrfs_format::block::item_data;
 use offshoot_btrfs_format::compress::Compression;
+use offshoot_btrfs_format::extent::RefOwner;
 use offshoot_btrfs_format::file_extent::{FileExtent, FileExtentBody};
 use offshoot_btrfs_format::inode::{InodeItem, inode_flags};
 use offshoot_btrfs_format::{ItemType, Key, Logical, TreeId};
 
-use super::super::reference::{DataUse, ReferenceHolder, ReferenceRecord, ReferenceTarget};
+use super::super::reference::{DataUse, ReferenceRecord, ReferenceTarget};
 use super::super::walk::{GatheredRecords, Walk, WalkedTree};
 use crate::block::TreeBlock;
 
@@ -16,8 +17,8 @@ use crate::block::TreeBlock;
 struct DataLeaf<'l> {
     walk: &'l Walk<'l, 'l>,
     tree: &'l WalkedTree,
-    /// The holder of all references; `None` when each file holds its own.
-    holder: Option<ReferenceHolder>,
+    /// The owner of all references, the leaf itself; `None` when each file owns its own.
+    shared_owner: Option<RefOwner>,
     /// The tree that the leaf was made for.
     owner: TreeId,
     /// The inode whose extents come, and whether its data has checksums, if that is known.
@@ -37,7 +38,7 @@ pub(super) fn gather(
     let mut state = DataLeaf {
         walk,
         tree,
-        holder: is_full.then_some(ReferenceHolder::Leaf(address)),
+        shared_owner: is_full.then_some(RefOwner::Leaf { parent: address }),
         owner: header.owner(),
         current: None,
     };
@@ -67,13 +68,13 @@ impl DataLeaf<'_> {
         let FileExtentBody::Extent { disk_bytenr, disk_num_bytes, offset, .. } = extent.body else {
             return;
         };
-        let holder = self.holder.unwrap_or(ReferenceHolder::File {
+        let shared_owner = self.shared_owner.unwrap_or(RefOwner::File {
             root: self.owner,
             ino: key.objectid,
             offset: key.offset.wrapping_sub(offset),
         });
         let target = ReferenceTarget::Data { len: disk_num_bytes };
-        records.references.push(ReferenceRecord::new(disk_bytenr, holder, target));
+        records.references.push(ReferenceRecord::new(disk_bytenr, shared_owner, target));
         let Some((range, is_preallocated)) = used_range(extent) else { return };
         if let Some(has_checksums) = self.has_checksums(key.objectid) {
             let has_checksums = has_checksums && !is_preallocated;

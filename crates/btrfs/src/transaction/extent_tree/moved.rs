@@ -10,7 +10,8 @@ use offshoot_vfs::{Error, Result};
 use super::verify::{LookupProblem, is_extent, keyed_owner, look_up, range_of, wrong};
 use super::{ExtentRecord, RefRun, TransactionHandle};
 use crate::transaction::Base;
-use crate::transaction::refs::{ExtentKind, RefOwner};
+use crate::transaction::RefOwner;
+use crate::transaction::refs::ExtentKind;
 use crate::tree::Cursor;
 
 /// An extent with all its references, inline and keyed.
@@ -153,14 +154,12 @@ impl KnownReferences {
     }
 }
 
-impl RefOwner {
-    /// The owner when blocks have moved.
-    fn moved(self, new_parent: impl Fn(Logical) -> Logical) -> Self {
-        match self {
-            Self::Block { parent } => Self::Block { parent: new_parent(parent) },
-            Self::Leaf { parent } => Self::Leaf { parent: new_parent(parent) },
-            Self::Tree { .. } | Self::File { .. } => self,
-        }
+/// An owner when blocks have moved.
+fn moved(owner: RefOwner, new_parent: impl Fn(Logical) -> Logical) -> RefOwner {
+    match owner {
+        RefOwner::Block { parent } => RefOwner::Block { parent: new_parent(parent) },
+        RefOwner::Leaf { parent } => RefOwner::Leaf { parent: new_parent(parent) },
+        RefOwner::Tree { .. } | RefOwner::File { .. } => owner,
     }
 }
 
@@ -177,7 +176,7 @@ impl RefRun {
         let inline = record.inline.iter();
         let mut moved = ExtentRecord {
             key: Key { objectid: to.0, ..record.key },
-            inline: inline.map(|&(owner, count)| (owner.moved(&new_parent), count)).collect(),
+            inline: inline.map(|&(owner, count)| (moved(owner, &new_parent), count)).collect(),
             ..*record
         };
         self.edits.push((record.key, None));

@@ -27,7 +27,8 @@ use zerocopy::FromBytes;
 
 use super::{ExtentRecord, GapSearch, TransactionHandle};
 use crate::transaction::Base;
-use crate::transaction::refs::{ExtentKind, PendingRefs, RefOwner};
+use crate::transaction::RefOwner;
+use crate::transaction::refs::{ExtentKind, PendingRefs};
 use crate::tree::Cursor;
 
 /// What the user can do.
@@ -76,8 +77,7 @@ pub(super) fn keyed_owner(key: Key, data: &[u8]) -> Result<Option<(RefOwner, u32
         ItemType::SHARED_BLOCK_REF => (RefOwner::Block { parent: Logical(key.offset) }, 1),
         ItemType::EXTENT_DATA_REF => {
             let (one, _) = ExtentDataRef::ref_from_prefix(data).map_err(|_| cut())?;
-            let (root, ino) = (TreeId(one.root.get()), one.objectid.get());
-            (RefOwner::File { root, ino, offset: one.offset.get() }, one.count.get())
+            one.owner()
         }
         ItemType::SHARED_DATA_REF => {
             let count = U32::read_from_bytes(data).map_err(|_| cut())?;

@@ -8,8 +8,9 @@ use offshoot_vfs::{Error, Result, Structure};
 
 use super::{MovingBlock, Relocation, TouchedBlock, range_of};
 use crate::storage::malformed;
+use crate::transaction::RefOwner;
 use crate::transaction::extent_tree::RefRun;
-use crate::transaction::refs::{ExtentKind, RefOwner};
+use crate::transaction::refs::ExtentKind;
 use crate::tree::with_item;
 
 impl Relocation<'_, '_> {

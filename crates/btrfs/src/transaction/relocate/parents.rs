@@ -10,8 +10,8 @@ use offshoot_vfs::Result;
 use super::Relocation;
 use crate::block::TreeBlock;
 use crate::storage::malformed;
+use crate::transaction::RefOwner;
 use crate::transaction::extent_tree::no_parent;
-use crate::transaction::refs::RefOwner;
 use crate::tree::{Blocks, Cursor};
 
 impl Relocation<'_, '_> {

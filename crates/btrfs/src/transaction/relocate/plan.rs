@@ -10,9 +10,10 @@ use super::{
     MovingBlock, MovingData, PlannedRelocation, Relocation, RelocationLimits, TouchedBlock,
     in_another_tree,
 };
+use crate::transaction::RefOwner;
 use crate::transaction::TransactionHandle;
 use crate::transaction::extent_tree::{known_references, no_parent};
-use crate::transaction::refs::{ExtentKind, RefOwner};
+use crate::transaction::refs::ExtentKind;
 use crate::tree::{Cursor, with_item};
 
 /// The most extents that one commit moves.

@@ -16,7 +16,7 @@ use offshoot_vfs::{
 
 use super::{ExtentKind, MOST, OWNERS, PlannedExtent, PlannedReferences};
 use crate::test_volumes::in_memory;
-use crate::transaction::refs::RefOwner;
+use crate::transaction::RefOwner;
 use crate::{BtrfsVolume, EngineOptions, Filesystem, Mechanisms, Stats};
 
 const AT: Timestamp = Timestamp { secs: 1, nanos: 0 };
