@@ -18,9 +18,10 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use offshoot_btrfs_format::check::ExpectedBlock;
-use offshoot_btrfs_format::superblock::SuperblockItem;
+use offshoot_btrfs_format::superblock::{RootBackup, SuperblockItem};
 use offshoot_btrfs_format::{Generation, Key, Logical, TreeId};
 use offshoot_vfs::{Error, Result, Structure};
+use zerocopy::FromZeros as _;
 
 use crate::block::{HeldBlock, TreeBlock};
 use descent::Descent;
@@ -73,6 +74,36 @@ pub(crate) struct LostSubtree {
     pub(crate) from: Key,
     /// The key behind its last one; `None` at the right edge of the tree.
     pub(crate) to: Option<Key>,
+}
+
+/// The backup of the roots of the commit with the superblock `item`. `roots` are those of the
+/// extent tree, the top level, the device tree and the checksum tree.
+pub(crate) fn root_backup(item: &SuperblockItem, roots: [TreeRoot; 4]) -> RootBackup {
+    let [extent, fs, dev, csum] = roots;
+    RootBackup {
+        tree_root: item.root,
+        tree_root_gen: item.generation,
+        tree_root_level: item.root_level,
+        chunk_root: item.chunk_root,
+        chunk_root_gen: item.chunk_root_generation,
+        chunk_root_level: item.chunk_root_level,
+        extent_root: extent.logical.0.into(),
+        extent_root_gen: extent.generation.0.into(),
+        extent_root_level: extent.level,
+        fs_root: fs.logical.0.into(),
+        fs_root_gen: fs.generation.0.into(),
+        fs_root_level: fs.level,
+        dev_root: dev.logical.0.into(),
+        dev_root_gen: dev.generation.0.into(),
+        dev_root_level: dev.level,
+        csum_root: csum.logical.0.into(),
+        csum_root_gen: csum.generation.0.into(),
+        csum_root_level: csum.level,
+        total_bytes: item.total_bytes,
+        bytes_used: item.bytes_used,
+        num_devices: item.num_devices,
+        ..RootBackup::new_zeroed()
+    }
 }
 
 /// The source of a tree's blocks.

@@ -24,6 +24,7 @@ use super::GENERATION;
 use super::layout::Layout;
 use super::options::VolumeSpec;
 use super::trees::{NewTrees, device_item};
+use crate::tree::{TreeRoot, root_backup};
 
 /// The flag of a superblock that a commit wrote.
 const SUPER_FLAG_WRITTEN: u64 = 1;
@@ -124,33 +125,12 @@ fn superblock(spec: &VolumeSpec, layout: &Layout, trees: &NewTrees) -> Superbloc
 
 /// The backup of the roots of this transaction, for recovery after a later one fails.
 fn backup(item: &SuperblockItem, trees: &NewTrees) -> RootBackup {
-    let generation = GENERATION.0.into();
-    let place = |id| trees.get(id).root_logical().0.into();
-    let level = |id| trees.get(id).root_level();
-    RootBackup {
-        tree_root: item.root,
-        tree_root_gen: generation,
-        tree_root_level: item.root_level,
-        chunk_root: item.chunk_root,
-        chunk_root_gen: generation,
-        chunk_root_level: item.chunk_root_level,
-        extent_root: place(TreeId::EXTENT),
-        extent_root_gen: generation,
-        extent_root_level: level(TreeId::EXTENT),
-        fs_root: place(TreeId::FS),
-        fs_root_gen: generation,
-        fs_root_level: level(TreeId::FS),
-        dev_root: place(TreeId::DEV),
-        dev_root_gen: generation,
-        dev_root_level: level(TreeId::DEV),
-        csum_root: place(TreeId::CSUM),
-        csum_root_gen: generation,
-        csum_root_level: level(TreeId::CSUM),
-        total_bytes: item.total_bytes,
-        bytes_used: item.bytes_used,
-        num_devices: item.num_devices,
-        ..RootBackup::new_zeroed()
-    }
+    let root = |id| {
+        let tree = trees.get(id);
+        let (logical, level) = (tree.root_logical(), tree.root_level());
+        TreeRoot { id, logical, level, generation: GENERATION }
+    };
+    root_backup(item, [TreeId::EXTENT, TreeId::FS, TreeId::DEV, TreeId::CSUM].map(root))
 }
 
 fn flush(devices: &[Arc<dyn BlockDevice>]) -> Result<()> {

@@ -17,16 +17,15 @@ use offshoot_btrfs_format::encode::sealed_superblock;
 use offshoot_btrfs_format::superblock::{
     CompatRo, RootBackup, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, SuperblockItem,
 };
-use offshoot_btrfs_format::{Generation, Physical, TreeId};
+use offshoot_btrfs_format::{Generation, Logical, Physical, TreeId};
 use offshoot_device::BlockDevice;
 use offshoot_vfs::{Error, Result};
-use zerocopy::FromZeros;
 
 use super::plan::{PlacedTrees, RepairPlan};
 use super::staged::StagedDevice;
 use crate::check::CheckedVolume;
 use crate::storage::Member;
-use crate::tree::TreeRoot;
+use crate::tree::{TreeRoot, root_backup};
 
 /// The superblock of the repair, without the item of the member. `devices` are the items of all.
 pub(super) fn new_superblock(
@@ -71,39 +70,10 @@ pub(super) fn new_superblock(
 fn backup(plan: &RepairPlan<'_, '_>, placed: &PlacedTrees, item: &SuperblockItem) -> RootBackup {
     let root = |id| {
         let new = placed.get(id).map(|tree| tree.root(plan.generation));
-        let none = TreeRoot {
-            id,
-            logical: offshoot_btrfs_format::Logical(0),
-            level: 0,
-            generation: Generation(0),
-        };
+        let none = TreeRoot { id, logical: Logical(0), level: 0, generation: Generation(0) };
         new.or_else(|| plan.volume.tree(id)).unwrap_or(none)
     };
-    let [extent, fs, dev, csum] = [TreeId::EXTENT, TreeId::FS, TreeId::DEV, TreeId::CSUM].map(root);
-    RootBackup {
-        tree_root: item.root,
-        tree_root_gen: item.generation,
-        tree_root_level: item.root_level,
-        chunk_root: item.chunk_root,
-        chunk_root_gen: item.chunk_root_generation,
-        chunk_root_level: item.chunk_root_level,
-        extent_root: extent.logical.0.into(),
-        extent_root_gen: extent.generation.0.into(),
-        extent_root_level: extent.level,
-        fs_root: fs.logical.0.into(),
-        fs_root_gen: fs.generation.0.into(),
-        fs_root_level: fs.level,
-        dev_root: dev.logical.0.into(),
-        dev_root_gen: dev.generation.0.into(),
-        dev_root_level: dev.level,
-        csum_root: csum.logical.0.into(),
-        csum_root_gen: csum.generation.0.into(),
-        csum_root_level: csum.level,
-        total_bytes: item.total_bytes,
-        bytes_used: item.bytes_used,
-        num_devices: item.num_devices,
-        ..RootBackup::new_zeroed()
-    }
+    root_backup(item, [TreeId::EXTENT, TreeId::FS, TreeId::DEV, TreeId::CSUM].map(root))
 }
 
 /// Whether a member has a superblock at this offset.

@@ -2,7 +2,7 @@
 
 use offshoot_btrfs_format::root::RootItem;
 use offshoot_btrfs_format::space::BlockGroupItem;
-use offshoot_btrfs_format::superblock::{Incompat, RootBackup, SuperblockItem};
+use offshoot_btrfs_format::superblock::{Incompat, SuperblockItem};
 use offshoot_btrfs_format::{Generation, ItemType, Key, TreeId, U64};
 use offshoot_vfs::{Error, Result, Structure};
 use tracing::{debug, warn};
@@ -23,7 +23,7 @@ use crate::events::{COMMIT, micros};
 use crate::space::Reserved;
 use crate::stats::EngineCounters;
 use crate::storage::malformed;
-use crate::tree::TreeRoot;
+use crate::tree::{TreeRoot, root_backup};
 
 /// Why a commit is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -420,36 +420,10 @@ impl TransactionHandle<'_> {
             .max_by_key(|&i| item.super_roots[i].tree_root_gen.get())
             .unwrap_or(0);
         let place = (newest + 1) % item.super_roots.len();
-        let [extent, fs, dev] =
-            [TreeId::EXTENT, TreeId::FS, TreeId::DEV].map(|id| self.volume.tree(id));
-        let (extent, fs, dev) = (extent?, fs?, dev?);
-        let csum = self.volume.tree(TreeId::CSUM)?;
-        let number = |n: u64| U64::new(n);
-        item.super_roots[place] = RootBackup {
-            tree_root: item.root,
-            tree_root_gen: item.generation,
-            chunk_root: item.chunk_root,
-            chunk_root_gen: item.chunk_root_generation,
-            extent_root: number(extent.logical.0),
-            extent_root_gen: number(extent.generation.0),
-            fs_root: number(fs.logical.0),
-            fs_root_gen: number(fs.generation.0),
-            dev_root: number(dev.logical.0),
-            dev_root_gen: number(dev.generation.0),
-            csum_root: number(csum.logical.0),
-            csum_root_gen: number(csum.generation.0),
-            total_bytes: item.total_bytes,
-            bytes_used: item.bytes_used,
-            num_devices: item.num_devices,
-            unused_64: [number(0); 4],
-            tree_root_level: item.root_level,
-            chunk_root_level: item.chunk_root_level,
-            extent_root_level: extent.level,
-            fs_root_level: fs.level,
-            dev_root_level: dev.level,
-            csum_root_level: csum.level,
-            unused_8: [0; 10],
-        };
+        let root = |id| self.volume.tree(id);
+        let roots =
+            [root(TreeId::EXTENT)?, root(TreeId::FS)?, root(TreeId::DEV)?, root(TreeId::CSUM)?];
+        item.super_roots[place] = root_backup(item, roots);
         Ok(())
     }
 }
