@@ -20,7 +20,7 @@
 //! [walk](mod@crate::walk) does it for the directories that it is in and the file that it shows.
 
 use std::collections::HashMap;
-use std::ops::{ControlFlow, Range};
+use std::ops::ControlFlow;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
@@ -220,13 +220,7 @@ impl FileSystem for HeldFiles<'_> {
         self.fs.read_dir(dir, after, visit)
     }
 
-    fn read_link(&self, file: FileId) -> Result<Vec<u8>> {
-        self.fs.read_link(file)
-    }
-
-    fn xattr(&self, file: FileId, name: &[u8]) -> Result<Vec<u8>> {
-        self.fs.xattr(file, name)
-    }
+    crate::forward_contents!(fs);
 
     fn xattrs(
         &self,
@@ -236,33 +230,12 @@ impl FileSystem for HeldFiles<'_> {
         self.fs.xattrs(file, visit)
     }
 
-    fn read(&self, file: FileId, offset: u64, buf: &mut [u8]) -> Result<usize> {
-        self.fs.read(file, offset, buf)
-    }
-
-    fn read_data(
-        &self,
-        file: FileId,
-        range: Range<u64>,
-        visit: &mut dyn FnMut(u64, &[u8]) -> Result<()>,
-    ) -> Result<()> {
-        self.fs.read_data(file, range, visit)
-    }
-
-    fn next_data(&self, file: FileId, offset: u64) -> Result<Option<Range<u64>>> {
-        self.fs.next_data(file, offset)
-    }
-
     fn seek_data(&self, file: FileId, offset: u64) -> Result<u64> {
         self.fs.seek_data(file, offset)
     }
 
     fn seek_hole(&self, file: FileId, offset: u64) -> Result<u64> {
         self.fs.seek_hole(file, offset)
-    }
-
-    fn prefetch(&self, files: &[FileId]) {
-        self.fs.prefetch(files);
     }
 
     fn prefetch_listed(&self, files: &[(FileId, FileType)]) {

@@ -26,6 +26,7 @@ pub mod enter;
 mod error;
 pub mod escape;
 mod flags;
+mod forward;
 pub mod globs;
 mod held;
 mod name;

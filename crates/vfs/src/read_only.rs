@@ -1,6 +1,6 @@
 //! A filesystem that is only read, for callers that take one that can be changed.
 
-use std::ops::{ControlFlow, Deref, Range};
+use std::ops::{ControlFlow, Deref};
 
 use crate::{
     Attr, Dedupe, DirEntry, EntryPlace, Errno, Error, Fallocate, FileFlags, FileId, FilePosition,
@@ -68,13 +68,7 @@ impl<P: Deref<Target: FileSystem> + Send + Sync> FileSystem for ReadOnlyFiles<P>
         self.0.read_dir(dir, after, visit)
     }
 
-    fn read_link(&self, file: FileId) -> Result<Vec<u8>> {
-        self.0.read_link(file)
-    }
-
-    fn xattr(&self, file: FileId, name: &[u8]) -> Result<Vec<u8>> {
-        self.0.xattr(file, name)
-    }
+    crate::forward_contents!(0);
 
     fn xattrs(
         &self,
@@ -84,33 +78,12 @@ impl<P: Deref<Target: FileSystem> + Send + Sync> FileSystem for ReadOnlyFiles<P>
         self.0.xattrs(file, visit)
     }
 
-    fn read(&self, file: FileId, offset: u64, buf: &mut [u8]) -> Result<usize> {
-        self.0.read(file, offset, buf)
-    }
-
-    fn read_data(
-        &self,
-        file: FileId,
-        range: Range<u64>,
-        visit: &mut dyn FnMut(u64, &[u8]) -> Result<()>,
-    ) -> Result<()> {
-        self.0.read_data(file, range, visit)
-    }
-
-    fn next_data(&self, file: FileId, offset: u64) -> Result<Option<Range<u64>>> {
-        self.0.next_data(file, offset)
-    }
-
     fn seek_data(&self, file: FileId, offset: u64) -> Result<u64> {
         self.0.seek_data(file, offset)
     }
 
     fn seek_hole(&self, file: FileId, offset: u64) -> Result<u64> {
         self.0.seek_hole(file, offset)
-    }
-
-    fn prefetch(&self, files: &[FileId]) {
-        self.0.prefetch(files);
     }
 
     fn prefetch_listed(&self, files: &[(FileId, FileType)]) {

@@ -5,7 +5,7 @@
 //! [`MOST_FILES`].
 
 use std::collections::HashSet;
-use std::ops::{ControlFlow, Range};
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use offshoot_btrfs_format::{ItemType, Key, Logical, TreeId};
@@ -211,13 +211,7 @@ impl FileSystem for DeletedFiles {
         })
     }
 
-    fn read_link(&self, file: FileId) -> Result<Vec<u8>> {
-        self.fs.read_link(file)
-    }
-
-    fn xattr(&self, file: FileId, name: &[u8]) -> Result<Vec<u8>> {
-        self.fs.xattr(file, name)
-    }
+    offshoot_vfs::forward_contents!(fs);
 
     fn xattrs(
         &self,
@@ -225,26 +219,5 @@ impl FileSystem for DeletedFiles {
         visit: &mut dyn FnMut(&[u8], &[u8]) -> ControlFlow<()>,
     ) -> Result<()> {
         self.fs.xattrs(file, visit)
-    }
-
-    fn read(&self, file: FileId, offset: u64, buf: &mut [u8]) -> Result<usize> {
-        self.fs.read(file, offset, buf)
-    }
-
-    fn read_data(
-        &self,
-        file: FileId,
-        range: Range<u64>,
-        visit: &mut dyn FnMut(u64, &[u8]) -> Result<()>,
-    ) -> Result<()> {
-        self.fs.read_data(file, range, visit)
-    }
-
-    fn next_data(&self, file: FileId, offset: u64) -> Result<Option<Range<u64>>> {
-        self.fs.next_data(file, offset)
-    }
-
-    fn prefetch(&self, files: &[FileId]) {
-        self.fs.prefetch(files);
     }
 }

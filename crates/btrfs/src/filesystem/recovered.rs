@@ -21,7 +21,7 @@
 mod survey;
 
 use std::collections::BTreeMap;
-use std::ops::{ControlFlow, Range};
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use offshoot_btrfs_format::TreeId;
@@ -311,13 +311,7 @@ impl FileSystem for RecoveredFiles {
         Ok(())
     }
 
-    fn read_link(&self, file: FileId) -> Result<Vec<u8>> {
-        self.fs.read_link(file)
-    }
-
-    fn xattr(&self, file: FileId, name: &[u8]) -> Result<Vec<u8>> {
-        self.fs.xattr(file, name)
-    }
+    offshoot_vfs::forward_contents!(fs);
 
     fn xattrs(
         &self,
@@ -325,26 +319,5 @@ impl FileSystem for RecoveredFiles {
         visit: &mut dyn FnMut(&[u8], &[u8]) -> ControlFlow<()>,
     ) -> Result<()> {
         if self.is_made(file) { Ok(()) } else { self.fs.xattrs(file, visit) }
-    }
-
-    fn read(&self, file: FileId, offset: u64, buf: &mut [u8]) -> Result<usize> {
-        self.fs.read(file, offset, buf)
-    }
-
-    fn read_data(
-        &self,
-        file: FileId,
-        range: Range<u64>,
-        visit: &mut dyn FnMut(u64, &[u8]) -> Result<()>,
-    ) -> Result<()> {
-        self.fs.read_data(file, range, visit)
-    }
-
-    fn next_data(&self, file: FileId, offset: u64) -> Result<Option<Range<u64>>> {
-        self.fs.next_data(file, offset)
-    }
-
-    fn prefetch(&self, files: &[FileId]) {
-        self.fs.prefetch(files);
     }
 }
