@@ -196,11 +196,7 @@ impl<T: SortedRecord> SortedRun<T> {
             Self::File { reader, left } => {
                 *left -= 1;
                 let mut record = T::new_zeroed();
-                let mut bytes = vec![0; size_of::<T>()];
-                reader.read_exact(&mut bytes)?;
-                if let Ok(read) = T::read_from_bytes(&bytes) {
-                    record = read;
-                }
+                reader.read_exact(record.as_mut_bytes())?;
                 Ok(Some(record))
             }
         }

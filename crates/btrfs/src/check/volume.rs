@@ -2,8 +2,8 @@
 
 use std::ops::{ControlFlow, Range};
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use offshoot_btrfs_format::block::{LEVEL_COUNT, NodePointer};
 use offshoot_btrfs_format::check::{self as format_check, ExpectedBlock, Geometry};
@@ -27,6 +27,8 @@ pub(crate) struct CheckedVolume<'c> {
     /// newer than the commit that is checked.
     pub(super) is_written: bool,
     cache: BlockCache,
+    /// The RAID stripe tree, once data was looked for; `None` when it cannot be read.
+    pub(super) stripe_tree: OnceLock<Option<TreeRoot>>,
     /// How a reader verifies blocks. The storage verifies as the kernel does.
     readers: Geometry,
     pub(super) findings: BtrfsFindings,
@@ -99,6 +101,7 @@ impl<'c> CheckedVolume<'c> {
             readers,
             storage,
             is_written: false,
+            stripe_tree: OnceLock::new(),
             findings: BtrfsFindings::default(),
             options: options.clone(),
             watch,

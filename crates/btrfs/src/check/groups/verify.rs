@@ -206,7 +206,8 @@ impl StorageTrees for CheckedVolume<'_> {
         if !has_tree || !mapped.chunk.flags.is_in_stripe_tree() {
             return Ok(None);
         }
-        let tree = self.tree(TreeId::RAID_STRIPE).ok_or_else(|| {
+        let tree = *self.stripe_tree.get_or_init(|| self.tree(TreeId::RAID_STRIPE));
+        let tree = tree.ok_or_else(|| {
             Error::corrupt(Structure::RootTree, "there is no RAID stripe tree".to_owned())
         })?;
         recorded_segment(self, tree, mapped, logical, len).map(Some)
