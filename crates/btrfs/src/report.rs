@@ -275,7 +275,8 @@ impl VolumeReport {
         match self {
             Self::OtherRoot { tree, generation, logical } => write!(
                 f,
-                "the {tree} is read from the root of generation {generation} at {logical}, not from that of the superblock"
+                "the {tree} is read from the root of generation {generation} at {logical}, \
+                 not from that of the superblock"
             ),
             Self::LostItems { items, logical, problem } => {
                 write!(f, "the block at {logical} cannot be read ({problem}), with {items}")
@@ -290,7 +291,8 @@ impl VolumeReport {
             ),
             Self::SearchedChunks { count } => write!(
                 f,
-                "the chunk tree cannot be read: a search has found {count} chunks, and others may be missing"
+                "the chunk tree cannot be read: a search has found {count} chunks, and others may \
+                 be missing"
             ),
             Self::NoChecksums { problem } => write!(
                 f,
@@ -306,14 +308,20 @@ impl fmt::Display for VolumeReport {
         match self {
             Self::BadCopy { structure, logical, source, problem } => write!(
                 f,
-                "bad copy of {structure} at logical address {logical} ({source}): {problem}; another one was used, and a scrub repairs it"
+                "bad copy of {structure} at logical address {logical} ({source}): {problem}; another \
+                 one was used, and a scrub repairs it"
             ),
             Self::SuperblockCopy { device, offset, problem } => write!(
                 f,
-                "{device}: the primary superblock is damaged ({problem}); the copy at {offset} is used, and a scrub repairs the primary"
+                "{device}: the primary superblock is damaged ({problem}); the copy at {offset} is \
+                 used, and a scrub repairs the primary"
             ),
             Self::BadSuperblockCopy { device, offset, problem } => {
-                write!(f, "{device}: the superblock copy at {offset} is damaged ({problem}); a scrub repairs it")
+                write!(
+                    f,
+                    "{device}: the superblock copy at {offset} is damaged ({problem}); a scrub \
+                     repairs it"
+                )
             }
             Self::CommitFailed { problem } => write!(f, "committing: {problem}"),
             Self::ReadOnly { problem } => write!(
@@ -347,7 +355,11 @@ impl fmt::Display for VolumeReport {
                 "the pending tree log is ignored: what was fsynced after the last commit is not shown",
             ),
             Self::LogNotReplayed { problem } => {
-                write!(f, "the last commit is shown, because the tree log cannot be replayed: {problem}")
+                write!(
+                    f,
+                    "the last commit is shown, because the tree log cannot be replayed: \
+                     {problem}"
+                )
             }
             Self::LogReplayed { is_stored: true } => f.write_str("the tree log was replayed"),
             Self::LogReplayed { is_stored: false } => {

@@ -278,7 +278,8 @@ impl Session {
             ..EngineOptions::default()
         };
         if opening.access == Access::Write && options.rescue.is_set() {
-            let what = "writing to a volume that is read around damage: leave out --rescue and --ignore-checksums";
+            let what = "writing to a volume that is read around damage: leave out --rescue and \
+                        --ignore-checksums";
             return Err(Error::posix(Errno::INVAL, what).into());
         }
         opening.storing.apply_to(&mut options);

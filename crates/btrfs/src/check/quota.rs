@@ -3,7 +3,7 @@
 //! | quotas | what a group counts |
 //! |---|---|
 //! | simple | extents that were made for its subvolumes since quotas are on ([`simple`]) |
-//! | full | extents that its subvolumes reach, and those that no other subvolume reaches ([`full`]) |
+//! | full | extents that its subvolumes reach, and those that only they reach ([`full`]) |
 //!
 //! Groups are not compared when their numbers may be wrong: quotas are off, the status says that
 //! they are *inconsistent* or that a *rescan* runs, full ones have a status of an earlier commit,

@@ -3,11 +3,14 @@
 //! | | what is believed | what is made from it |
 //! |---|---|---|
 //! | a name of an inode, and its directory is there | the name | both items of the entry |
-//! | an entry to an inode that is there and lacks the name | the entry | the name; of a directory only if it has no other. If another inode has this name, or this one another name in this place, the entry is removed |
+//! | an entry to an inode that is there and lacks the name | the entry | the name |
 //! | an entry to an inode that is not there | | it is removed |
 //! | an inode with links and without names | | a name in `lost+found` |
 //! | links, size of a directory, bytes of a file | names, entries, extents | the counts |
 //! | an inode without links | the inode | the item that lists it for removal |
+//!
+//! A directory gets a name from an entry only if it has no other. If another inode has the name of
+//! the entry, or the inode has another name in this place, the entry is removed.
 //!
 //! No path that can be read is taken away. Where two entries want the same place, nothing is
 //! changed, and the check names it again.

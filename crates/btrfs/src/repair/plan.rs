@@ -21,7 +21,7 @@
 //! | chunk tree | only if it counts bytes of a member wrong: as before, with the right counts |
 //! | checksum tree | only if there are checksums without data: as before, without these |
 //! | quota tree | as before, with the new generation |
-//! | root tree | as before, with the new roots, without space caches of version 1, and with the old superblocks |
+//! | root tree | as before, with new roots and the old superblocks, without old space caches |
 
 mod items;
 

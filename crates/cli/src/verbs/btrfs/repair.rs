@@ -141,7 +141,7 @@ fn as_one_object(outcome: &RepairOutcome) -> serde_json::Value {
     json!({
         "before": all(&outcome.before.findings),
         "after": all(rest(outcome)),
-        "classes": outcome.classes.iter().map(|class: &RepairClass| class.name()).collect::<Vec<_>>(),
+        "classes": outcome.classes.iter().copied().map(RepairClass::name).collect::<Vec<_>>(),
         "trees": outcome.trees.iter().map(|tree: &TreeId| tree.0).collect::<Vec<_>>(),
         "blocks": outcome.blocks,
         "written": outcome.is_written,
