@@ -4,7 +4,7 @@
 //! campaign makes new ones, with other addresses, times and UUIDs.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use offshoot_btrfs::{BtrfsVolume, EngineOptions, SubvolumeId};
 use offshoot_testkit::btrfs::disks::Disks;
@@ -50,7 +50,12 @@ pub(crate) struct SoundVolume {
     pub(crate) target: DamageTarget,
     pub(crate) structures: Structures,
     pub(crate) judge: CheckJudge,
+    _turn: Option<MutexGuard<'static, ()>>,
 }
+
+/// Held by the test that has a carried volume of several members. All copies of it have one UUID,
+/// so `btrfs check` and the kernel would take the member of another test's copy for one of theirs.
+static SEVERAL_MEMBERS: Mutex<()> = Mutex::new(());
 
 /// The size of a member, in MiB.
 const MIB: u64 = 256;
@@ -66,11 +71,14 @@ impl MutantLayout {
 
     /// The volume that the repository carries.
     pub(crate) fn carried(&self, judges: &Judges) -> SoundVolume {
+        let turn = self
+            .has_several_members()
+            .then(|| SEVERAL_MEMBERS.lock().unwrap_or_else(PoisonError::into_inner));
         let disks = Disks::create(judges, self.members, MIB);
         for (member, image) in disks.images().iter().enumerate() {
             unpack_file(&self.packed(member), image).expect("a carried volume unpacks");
         }
-        self.sound(disks)
+        SoundVolume { _turn: turn, ..self.sound(disks) }
     }
 
     /// Makes the carried volume of this layout anew.
@@ -102,7 +110,7 @@ impl MutantLayout {
         let structures = Structures::of(&target);
         let judge = CheckJudge::new(disks, &images);
         let number = u64::from(offshoot_testkit::names::hash(self.name.as_bytes()));
-        SoundVolume { name: self.name, number, images, target, structures, judge }
+        SoundVolume { name: self.name, number, images, target, structures, judge, _turn: None }
     }
 }
 

@@ -214,6 +214,9 @@ mod tests {
         for seed in 0..20 {
             run(&mixed::mixed(seed, 200, true));
         }
+        // A subvolume in one that has become read-only is deleted.
+        let nested = "many:1365,682s,1363s,94,1409,544,842,1080s,1103,749";
+        run(&generator.by_name(nested).expect("it has numbers of this generator"));
         for _ in 0..500 {
             let mut part = |_| {
                 let number = usize::try_from(random.below(generator.ones() as u64));

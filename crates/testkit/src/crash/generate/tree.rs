@@ -376,9 +376,14 @@ impl PathTree {
         }
     }
 
-    /// Deletes a subvolume.
+    /// Deletes a subvolume. The subvolume that contains it becomes writable first.
     fn delete(&mut self, path: String, ops: &mut Vec<WorkloadOp>) {
         self.let_go(&path, ops);
+        let around = split(&path).0;
+        if self.is_read_only(around) {
+            let around = self.subvolume_of(around).to_owned();
+            self.act(WorkloadOp::SetReadOnly(around, false), ops);
+        }
         self.act(WorkloadOp::DeleteSubvolume(path), ops);
     }
 
