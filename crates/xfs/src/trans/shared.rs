@@ -156,11 +156,17 @@ impl TransactionShared {
 
     /// Says that nothing in a cluster goes home any more, because its blocks were freed.
     pub(super) fn free_cluster(&self, run: DiskRun) {
+        self.inodes_in(run).iter().for_each(|inode| inode.lock().make_stale());
+        self.made_clusters.shard(&run.at).remove(&run.at);
+    }
+
+    /// Removes what readers find of the inodes of a freed cluster. The tree of inodes says by now
+    /// that they are free: before, a reader would look for them in the cluster, which has older
+    /// ones.
+    pub(super) fn forget_freed_cluster(&self, run: DiskRun) {
         for inode in self.inodes_in(run) {
-            inode.lock().make_stale();
             self.buffers.forget_inode(inode.place.ino);
         }
-        self.made_clusters.shard(&run.at).remove(&run.at);
     }
 
     /// Whether it is not durable yet that a cluster was freed.

@@ -143,3 +143,23 @@ fn a_freed_inode_keeps_its_fields_while_a_commit_has_it() {
     drop(t);
     engine.unmount().unwrap();
 }
+
+/// A reader that has seen a chunk in use, in the moment before the commit that frees it, finds no
+/// older inode in the cluster.
+#[test]
+fn an_inode_stays_with_readers_until_they_see_that_its_chunk_is_free() {
+    let Some(judges) = judges::require() else { return };
+    let disk = XfsDisk::create(&judges, 512);
+    disk.mkfs("");
+    let engine = engine(&disk);
+    let root = engine.superblock().root().unwrap();
+    let mut t = engine.begin(Kind::ChangeInode, 0).unwrap();
+    let cluster = t.inode(root).unwrap().place().cluster;
+    t.commit_inode(root).unwrap().unwrap();
+    let is_found = || engine.buffers().committed_inode(root).is_some();
+    engine.shared.free_cluster(cluster);
+    assert!(is_found(), "its AGI is not published");
+    engine.shared.forget_freed_cluster(cluster);
+    assert!(!is_found());
+    engine.unmount().unwrap();
+}

@@ -10,7 +10,7 @@ use offshoot_xfs_format::{AgNumber, BasicBlock, Ino};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::{HeldBuffer, HeldContent, MissedHeaders, XfsTransaction};
-use crate::buffer::{BufferRole, XfsBuffer};
+use crate::buffer::{BufferRole, DiskRun, XfsBuffer};
 use crate::log::{LogSequence, LoggedItem};
 use crate::trans::buffer_item::{BufferChange, LoggedBuffer};
 use crate::trans::inode_item::XfsLoggedInode;
@@ -26,6 +26,8 @@ struct CommittedItems {
     buffers: Vec<Arc<LoggedBuffer>>,
     inodes: Vec<Arc<XfsLoggedInode>>,
     made: Vec<Arc<MadeCluster>>,
+    /// What it has freed: among others the clusters of freed chunks of inodes.
+    freed: Vec<DiskRun>,
 }
 
 impl XfsTransaction<'_> {
@@ -111,6 +113,7 @@ impl XfsTransaction<'_> {
             buffers: Vec::with_capacity(self.buffers.len()),
             inodes: Vec::with_capacity(inodes.len()),
             made: Vec::new(),
+            freed: Vec::new(),
         };
         for (place, change) in inodes {
             items.inodes.push(shared.commit_inode(place, change));
@@ -149,6 +152,7 @@ impl XfsTransaction<'_> {
                     shared.buffers.publish_inode(item.place.ino, bytes);
                 }
             }
+            items.freed.iter().for_each(|run| shared.forget_freed_cluster(*run));
             for ag in &groups {
                 shared.buffers.end_publishing_group(*ag);
             }
@@ -205,6 +209,7 @@ impl XfsTransaction<'_> {
                 }
                 HeldContent::Cancelled => {
                     held.runs.iter().for_each(|run| shared.free_cluster(*run));
+                    items.freed.extend_from_slice(&held.runs);
                     (BufferChange::Cancelled, None)
                 }
             };
