@@ -5,7 +5,8 @@
 //! returns free memory to the host after one second. The next transaction then gets the same memory
 //! back, and the kernel clears it page by page: that took a third of the time of making files. So
 //! this module lets free memory wait longer. The engine limits how much memory it uses, and that
-//! also limits how much can wait.
+//! also limits how much can wait. A verb that says how much memory it takes lets it wait for less
+//! time ([`return_memory`]).
 //!
 //! This module has unsafe code, because the options of the allocator are set in C.
 
@@ -22,11 +23,25 @@ const PURGE_DELAY: c_int = 15;
 /// How long free memory waits before the host gets it back, in milliseconds.
 const PURGE_MILLISECONDS: c_long = 10_000;
 
+/// The same after [`return_memory`]: long enough that work which allocates the same again gets it
+/// back.
+const SHORT_PURGE_MILLISECONDS: c_long = 2;
+
 /// Makes free memory wait for [`PURGE_MILLISECONDS`] before the host gets it back.
 pub(crate) fn keep_memory() {
+    set_delay(PURGE_MILLISECONDS);
+}
+
+/// Makes the host get free memory back soon. To be called first: what waits already waits as long
+/// as was said before.
+pub(crate) fn return_memory() {
+    set_delay(SHORT_PURGE_MILLISECONDS);
+}
+
+fn set_delay(milliseconds: c_long) {
     // SAFETY: the function stores a number in an array that has more than 15 elements. It may be
     // called at any time.
-    unsafe { libmimalloc_sys::mi_option_set(PURGE_DELAY, PURGE_MILLISECONDS) }
+    unsafe { libmimalloc_sys::mi_option_set(PURGE_DELAY, milliseconds) }
 }
 
 #[cfg(test)]
@@ -42,5 +57,7 @@ mod tests {
         assert_eq!(value(), DEFAULT_MILLISECONDS);
         keep_memory();
         assert_eq!(value(), PURGE_MILLISECONDS);
+        return_memory();
+        assert_eq!(value(), SHORT_PURGE_MILLISECONDS);
     }
 }

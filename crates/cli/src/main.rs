@@ -57,15 +57,16 @@ use std::sync::Arc;
 use clap::Parser;
 use clap::error::ErrorKind;
 
-use args::Arguments;
+use args::{Arguments, Verb};
 use exit::{Result, VerbFailure};
 use output::Console;
 use verbs::btrfs::dropin;
 
 fn main() -> ExitCode {
-    allocator::keep_memory();
+    allocator::return_memory();
     let words: Vec<OsString> = std::env::args_os().collect();
     if dropin::is_called(&words) {
+        allocator::keep_memory();
         return dropin::main(&words);
     }
     let words = mount::with_verb(words);
@@ -90,6 +91,10 @@ fn run(words: &[OsString], console: &Arc<Console>) -> Result {
         Err(message) if !message.use_stderr() => return Ok(message.print()?),
         Err(message) => return Err(VerbFailure::Usage(usage(&message))),
     };
+    // These say how much memory they take.
+    if !matches!(arguments.verb, Verb::Check(_) | Verb::Repair(_)) {
+        allocator::keep_memory();
+    }
     events::begin(arguments.settle_verbosity())?;
     let mut out = io::BufWriter::with_capacity(64 << 10, io::stdout().lock());
     match mount::mounted(&mut arguments.verb)? {

@@ -71,6 +71,13 @@ impl SubtreeSummary {
         Self { first: Some(SummaryEdge::Gap), has_gap: true, ..Self::default() }
     }
 
+    /// About how much memory it takes, in bytes.
+    pub(super) fn bytes(&self) -> u64 {
+        let edge = size_of::<CheckedInode>() as u64;
+        let findings = self.findings.iter().map(InodeFinding::bytes).sum::<u64>();
+        size_of::<Self>() as u64 + 2 * edge + findings
+    }
+
     /// Whether all of the part could be read.
     pub(super) fn is_whole(&self) -> bool {
         !self.has_gap

@@ -97,7 +97,7 @@ impl<'c> CheckedVolume<'c> {
     ) -> Self {
         let readers = Geometry { is_strict: false, ..storage.geometry().clone() };
         Self {
-            cache: BlockCache::new(options.memory_bytes / 4, storage.superblock().node_size),
+            cache: BlockCache::new(options.memory_bytes / 16, storage.superblock().node_size),
             readers,
             storage,
             is_written: false,

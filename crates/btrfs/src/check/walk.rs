@@ -28,6 +28,7 @@ use offshoot_btrfs_format::{ItemType, Key, Logical, TreeId};
 use offshoot_kit::cores;
 use offshoot_vfs::Result;
 use parking_lot::Mutex;
+use quick_cache::Weighter;
 use quick_cache::sync::Cache;
 
 use super::addresses::AddressSet;
@@ -39,12 +40,6 @@ use super::sort::Sorter;
 use super::volume::{CheckedVolume, KeyRange, root_of};
 use crate::block::TreeBlock;
 use crate::tree::TreeRoot;
-
-/// The units that are gathered before they are looked at.
-const UNITS_AT_ONCE: usize = 2048;
-
-/// The summaries of nodes above leaves that are kept.
-const KEPT_SUMMARIES: usize = 20_000;
 
 /// The records that a thread gathers before it passes them on.
 const RECORDS_AT_ONCE: usize = 4096;
@@ -77,11 +72,23 @@ pub(super) struct Walk<'w, 'c> {
     pub(super) references: Sorter<ReferenceRecord>,
     pub(super) uses: Sorter<DataUse>,
     pub(super) owned: OwnedBlocks,
-    summaries: Cache<u64, Arc<SubtreeSummary>>,
+    summaries: Cache<u64, Arc<SubtreeSummary>, SummaryWeight>,
+    /// How many units are gathered before they are looked at.
+    units_at_once: usize,
     /// The error that ended the walk.
     failure: Mutex<Option<offshoot_vfs::Error>>,
     /// Trees with a block that could not be used.
     damaged: Mutex<BTreeSet<TreeId>>,
+}
+
+/// Weighs a summary by its bytes.
+#[derive(Clone)]
+struct SummaryWeight;
+
+impl Weighter<u64, Arc<SubtreeSummary>> for SummaryWeight {
+    fn weight(&self, _logical: &u64, summary: &Arc<SubtreeSummary>) -> u64 {
+        summary.bytes()
+    }
 }
 
 /// Records that one thread gathers.
@@ -125,6 +132,8 @@ impl<'w, 'c> Walk<'w, 'c> {
         marks: BlockMarks,
     ) -> Self {
         let (quarter, scratch) = (volume.options.memory_bytes / 4, volume.scratch());
+        let sixteenth = volume.options.memory_bytes / 16;
+        let count = |bytes: u64| usize::try_from(sixteenth / bytes).unwrap_or(usize::MAX);
         Self {
             marks,
             volume,
@@ -133,7 +142,12 @@ impl<'w, 'c> Walk<'w, 'c> {
             references: Sorter::new(bounds.to_vec(), quarter, &scratch),
             uses: Sorter::new(bounds.to_vec(), quarter, &scratch),
             owned: OwnedBlocks::of(volume),
-            summaries: Cache::new(KEPT_SUMMARIES),
+            summaries: Cache::with_weighter(
+                count(SubtreeSummary::default().bytes()),
+                sixteenth,
+                SummaryWeight,
+            ),
+            units_at_once: count(volume.node_size()).max(2 * cores::count()),
             failure: Mutex::new(None),
             damaged: Mutex::default(),
         }
@@ -197,7 +211,7 @@ impl<'w, 'c> Walk<'w, 'c> {
         let Some(tree) = trees.get(number) else { return Ok(()) };
         let Some(block) = block.as_ref().filter(|block| block.header().level > 1) else {
             units.push(Unit { tree: number, block, upper });
-            if units.len() >= UNITS_AT_ONCE {
+            if units.len() >= self.units_at_once {
                 self.finish_units(trees, units, joined)?;
             }
             return Ok(());

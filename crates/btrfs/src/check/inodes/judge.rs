@@ -60,6 +60,14 @@ pub(super) struct InodeFinding {
     pub(super) is_legal_for_orphans: bool,
 }
 
+impl InodeFinding {
+    /// About how much memory it takes, in bytes.
+    pub(super) fn bytes(&self) -> u64 {
+        let values = self.values.as_ref().map_or(0, |(one, other)| one.len() + other.len());
+        (size_of::<Self>() + self.problem.len() + values) as u64
+    }
+}
+
 /// Judges one inode.
 struct InodeJudge<'j> {
     rules: InodeRules,
