@@ -45,6 +45,7 @@ use offshoot_vfs::Result;
 use walk::Walk;
 
 pub(crate) use open::open;
+pub(crate) use quota::{GroupBytes, QuotaGroups};
 pub(crate) use reached::{ExtentWithOwners, ReachedVolume};
 pub(crate) use reference::ReferenceTarget;
 pub(crate) use volume::{CheckedVolume, KeyRange};

@@ -9,6 +9,7 @@
 //! files             names, entries and counts mended by copy on write
 //! walk              all references of all trees, with the mended files
 //! survey            the items of extents; the places where nothing is
+//! quotas            the numbers of groups, counted anew
 //! plan              the new trees, laid out in free places
 //! staged            written beside the devices, and checked there
 //! written           blocks, barrier, superblocks, barrier
@@ -29,6 +30,7 @@ mod files;
 mod findings;
 mod free_space;
 mod plan;
+mod quotas;
 mod saved;
 mod shape;
 mod spool;
@@ -56,6 +58,7 @@ use crate::check::{
 use editor::{TreeEditor, TreeEdits};
 use extents::ExtentForm;
 use plan::{ItemMap, PlacedTrees, RepairPlan, RepairScope};
+use quotas::{QuotaChanges, Recount};
 use saved::SavedState;
 use staged::StagedDevice;
 use survey::SpaceSurvey;
@@ -125,7 +128,10 @@ pub fn repair_btrfs(
         return Ok(outcome);
     }
     let staged = stage_devices(devices, options)?;
-    let scope = RepairScope { drops_checksums: findings::are_checksums_left(&outcome.before) };
+    let scope = RepairScope {
+        drops_checksums: findings::are_checksums_left(&outcome.before),
+        recounts_quotas: outcome.classes.contains(&RepairClass::Quotas),
+    };
     let mends_files = outcome.classes.contains(&RepairClass::Files);
     let findings = if mends_files { &outcome.before.findings[..] } else { &[] };
     let placed = stage_trees(&staged, options, SavesOld::Yes, (findings, scope), watch)?;
@@ -228,6 +234,19 @@ struct RepairBase {
     scope: RepairScope,
 }
 
+impl RepairBase {
+    /// What becomes of the quota tree.
+    fn quotas(
+        &self,
+        reached: &ReachedVolume<'_, '_>,
+        survey: &SpaceSurvey,
+        recount: Recount,
+    ) -> Result<QuotaChanges> {
+        let old = Generation(self.old.generation.get());
+        quotas::changes(reached, survey, (old, self.generation), recount)
+    }
+}
+
 /// Mends files, if that is asked for, and makes the derived trees anew, all on staged devices.
 fn stage_trees(
     staged: &[Arc<StagedDevice>],
@@ -239,10 +258,10 @@ fn stage_trees(
     let volume = check::open(superblocks::as_devices(staged), None, &options.check, watch)?;
     let chunks: Vec<Chunk> = volume.storage.chunks().collect();
     require_repairable(&volume, &chunks)?;
-    let (survey, blocks) = look(&volume, &chunks, scope)?;
+    let (survey, reached) = look(&volume, &chunks, scope)?;
     let generation = Generation(volume.superblock().generation.0 + 1);
     let saved = match saves_old {
-        SavesOld::Yes => saved::items(&volume, generation, blocks)?,
+        SavesOld::Yes => saved::items(&volume, generation, reached.blocks())?,
         SavesOld::No => ItemMap::new(),
     };
     let root = volume.block(&volume.chunk_tree().expected())?;
@@ -251,26 +270,32 @@ fn stage_trees(
     let base = RepairBase { old, generation, chunk_tree_uuid, chunks, saved, scope };
     let edits = files::edits(&volume, findings, generation)?;
     if edits.is_empty() {
-        return make_anew(&volume, &survey, &base);
+        let recount = if scope.recounts_quotas { Recount::Yes } else { Recount::No };
+        let quotas = base.quotas(&reached, &survey, recount)?;
+        drop(reached);
+        return make_anew(&volume, &survey, &base, quotas);
     }
+    drop(reached);
     stage_edits(&volume, &survey, &base, edits)?;
     let edited = check::open(superblocks::as_devices(staged), None, &options.check, watch)?;
-    let (mut again, _) = look(&edited, &base.chunks, scope)?;
+    let (mut again, reached) = look(&edited, &base.chunks, scope)?;
     again.keep_off(&survey);
-    make_anew(&edited, &again, &base)
+    let quotas = base.quotas(&reached, &again, Recount::Yes)?;
+    drop(reached);
+    make_anew(&edited, &again, &base, quotas)
 }
 
-/// Walks through all trees. Also returns how many blocks they have.
-fn look(
-    volume: &CheckedVolume<'_>,
+/// Walks through all trees.
+fn look<'v, 'c>(
+    volume: &'v CheckedVolume<'c>,
     chunks: &[Chunk],
     scope: RepairScope,
-) -> Result<(SpaceSurvey, u64)> {
+) -> Result<(SpaceSurvey, ReachedVolume<'v, 'c>)> {
     let replaced: BTreeSet<_> = plan::replaced(volume, chunks, scope)?.into_iter().collect();
     let reached = ReachedVolume::of(volume, &survey::bounds(chunks))?;
     require_whole(&reached, &replaced)?;
     let survey = survey::survey(volume, &reached, chunks, &replaced, form_of(volume))?;
-    Ok((survey, reached.blocks()))
+    Ok((survey, reached))
 }
 
 fn form_of(volume: &CheckedVolume<'_>) -> ExtentForm {
@@ -284,6 +309,7 @@ fn make_anew(
     volume: &CheckedVolume<'_>,
     survey: &SpaceSurvey,
     base: &RepairBase,
+    quotas: QuotaChanges,
 ) -> Result<PlacedTrees> {
     let plan = RepairPlan {
         volume,
@@ -295,6 +321,7 @@ fn make_anew(
         chunk_tree_uuid: base.chunk_tree_uuid,
         ids: plan::replaced(volume, &base.chunks, base.scope)?,
         saved: base.saved.clone(),
+        quotas,
     };
     let placed = plan.lay_out()?;
     plan.load(&placed, &mut |logical, bytes| superblocks::write_block(volume, logical, bytes))?;

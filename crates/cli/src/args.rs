@@ -608,8 +608,8 @@ pub(crate) struct RepairArguments {
     #[arg(long, conflicts_with = "classes")]
     pub(crate) confirm: bool,
     /// What may be mended: superblocks, space (block groups, free space, ranges of devices),
-    /// extents or files (names, entries, counts). Can be given several times. All but files are
-    /// made anew even if nothing is wrong with them
+    /// extents, files (names, entries, counts) or quotas. Can be given several times. All but files
+    /// are made anew even if nothing is wrong with them
     #[arg(long = "class", value_name = "CLASS", value_parser = parse_repair_class)]
     pub(crate) classes: Vec<RepairClass>,
     #[command(flatten)]

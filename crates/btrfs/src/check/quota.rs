@@ -23,24 +23,23 @@ mod simple;
 use std::collections::BTreeMap;
 
 use offshoot_btrfs_format::TreeId;
-use offshoot_btrfs_format::quota::{
-    QgroupId, STATUS_INCONSISTENT, STATUS_ON, STATUS_RESCAN, STATUS_VERSION,
-};
+use offshoot_btrfs_format::quota::{QgroupId, STATUS_INCONSISTENT, STATUS_RESCAN};
 use offshoot_vfs::Result;
 
 use super::finding::{BtrfsFindingCode, BtrfsFindingPlace};
 use super::volume::CheckedVolume;
 use super::walk::{Walk, WalkedVolume};
-use groups::QuotaGroups;
+pub(crate) use groups::QuotaGroups;
 pub(super) use simple::OwnedBlocks;
+pub(crate) use simple::OwnedBytes;
 
 /// The bytes of a group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct GroupBytes {
+pub(crate) struct GroupBytes {
     /// That it refers to.
-    referenced: u64,
+    pub(crate) referenced: u64,
     /// That no other group refers to.
-    exclusive: u64,
+    pub(crate) exclusive: u64,
 }
 
 /// Checks the quotas. The walk has seen all blocks.
@@ -51,7 +50,7 @@ pub(super) fn check(walk: &Walk<'_, '_>, walked: &WalkedVolume) -> Result<()> {
     let volume = walk.volume;
     let Some(groups) = QuotaGroups::read(volume) else { return Ok(()) };
     let status = &groups.status;
-    if !status.has(STATUS_ON) || status.version.get() != STATUS_VERSION {
+    if !groups.are_on() {
         return Ok(());
     }
     groups.check_items(volume);
@@ -70,13 +69,26 @@ pub(super) fn check(walk: &Walk<'_, '_>, walked: &WalkedVolume) -> Result<()> {
     volume.require_going_on()
 }
 
+/// The numbers of all groups of full quotas, whatever the status says; `None` when a subvolume is
+/// dropped half-way.
+///
+/// # Errors
+/// When a file of records cannot be written or read, or the caller has ended the check.
+pub(super) fn full_numbers(
+    volume: &CheckedVolume<'_>,
+    walked: &WalkedVolume,
+    groups: &QuotaGroups,
+) -> Result<Option<BTreeMap<QgroupId, GroupBytes>>> {
+    full::computed(volume, walked, groups)
+}
+
 /// Compares the numbers of each group with those that were computed.
 fn compare(
     volume: &CheckedVolume<'_>,
     groups: &QuotaGroups,
     computed: &BTreeMap<QgroupId, GroupBytes>,
 ) {
-    for (&group, found) in groups.stored() {
+    for (&group, found) in &groups.stored {
         let expected = computed.get(&group).copied().unwrap_or_default();
         let place = BtrfsFindingPlace::Item { tree: TreeId::QUOTA, key: group.info_key() };
         for (what, expected, found) in [

@@ -3,13 +3,15 @@
 //! The extent tree is not asked. What it should say follows from the other trees alone: the walk
 //! gathers all references, and [`owned`](super::owned) finds out of which kind they are.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use offshoot_btrfs_format::extent::RefOwner;
+use offshoot_btrfs_format::quota::QgroupId;
 use offshoot_btrfs_format::{Logical, TreeId};
 use offshoot_vfs::{Error, Result, Structure};
 
 use super::owned;
+use super::quota::{self, GroupBytes, OwnedBytes, QuotaGroups};
 use super::reference::ReferenceTarget;
 use super::volume::CheckedVolume;
 use super::walk::{Walk, WalkedVolume};
@@ -51,6 +53,35 @@ impl<'w, 'c> ReachedVolume<'w, 'c> {
     /// How many tree blocks there are. Each counts once.
     pub(crate) fn blocks(&self) -> u64 {
         self.walked.blocks
+    }
+
+    /// The volume.
+    pub(crate) fn volume(&self) -> &CheckedVolume<'c> {
+        self.walk.volume
+    }
+
+    /// The subvolumes that were not deleted.
+    pub(crate) fn subvolumes(&self) -> impl Iterator<Item = TreeId> {
+        let trees = self.walked.trees.iter().filter(|tree| tree.has_inodes);
+        trees.map(|tree| tree.root.id).filter(|id| id.is_subvolume())
+    }
+
+    /// The numbers of the groups of full quotas; `None` when a deleted subvolume is dropped
+    /// half-way, so that it is not known what it still reaches.
+    ///
+    /// # Errors
+    /// When a file of records cannot be written or read, or the caller has ended the check.
+    pub(crate) fn full_quotas(
+        &self,
+        groups: &QuotaGroups,
+    ) -> Result<Option<BTreeMap<QgroupId, GroupBytes>>> {
+        quota::full_numbers(self.walk.volume, &self.walked, groups)
+    }
+
+    /// The bytes of tree blocks of each subvolume that simple quotas count for; `None` when the
+    /// volume has no simple quotas.
+    pub(crate) fn owned_blocks(&self) -> Option<OwnedBytes> {
+        self.walk.owned.bytes()
     }
 
     /// Calls `visit` with each extent of the part `index`, by address. A part has extents once.

@@ -19,11 +19,14 @@ pub enum RepairClass {
     Extents,
     /// Names, entries and counts of files.
     Files,
+    /// The numbers of quota groups, and the items of quotas.
+    Quotas,
 }
 
 impl RepairClass {
     /// All classes.
-    pub const ALL: [Self; 4] = [Self::Superblocks, Self::Space, Self::Extents, Self::Files];
+    pub const ALL: [Self; 5] =
+        [Self::Superblocks, Self::Space, Self::Extents, Self::Files, Self::Quotas];
 
     /// Its name, as it stands on the command line.
     #[must_use]
@@ -33,6 +36,7 @@ impl RepairClass {
             Self::Space => "space",
             Self::Extents => "extents",
             Self::Files => "files",
+            Self::Quotas => "quotas",
         }
     }
 
@@ -67,6 +71,7 @@ impl RepairClass {
                     _ => None,
                 }
             }
+            Code::QuotaGroup | Code::QuotaItem => Some(Self::Quotas),
             _ if files::is_mended(finding) => Some(Self::Files),
             _ => None,
         }
@@ -75,6 +80,11 @@ impl RepairClass {
     /// Whether its structures follow from others as a whole, so that they are right after a repair.
     fn is_derived(self) -> bool {
         self != Self::Files
+    }
+
+    /// Whether its structures are made anew in each repair, because they have items of all blocks.
+    fn is_always_made(self) -> bool {
+        matches!(self, Self::Superblocks | Self::Space | Self::Extents)
     }
 }
 
@@ -100,7 +110,7 @@ pub(super) fn classes(outcome: &CheckOutcome, chosen: &[RepairClass]) -> Result<
     if chosen.is_empty() {
         return Ok(found.into_iter().collect());
     }
-    let is_left_out = |class: &&RepairClass| class.is_derived() && !chosen.contains(class);
+    let is_left_out = |class: &&RepairClass| class.is_always_made() && !chosen.contains(class);
     let left_out: Vec<_> = found.iter().filter(is_left_out).map(|class| class.name()).collect();
     if left_out.is_empty() {
         let chosen: BTreeSet<_> = chosen.iter().copied().collect();

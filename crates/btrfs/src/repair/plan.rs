@@ -20,7 +20,7 @@
 //! | device tree | ranges made anew from the chunks, everything else as before |
 //! | chunk tree | only if it counts bytes of a member wrong: as before, with the right counts |
 //! | checksum tree | only if there are checksums without data: as before, without these |
-//! | quota tree | as before, with the new generation |
+//! | quota tree | as before, with items that were mended, and the new generation ([`quotas`](super::quotas)) |
 //! | root tree | as before, with new roots and the old superblocks, without old space caches |
 
 mod items;
@@ -37,6 +37,7 @@ use offshoot_vfs::{Errno, Error, Result, Structure};
 use uuid::Uuid;
 
 use super::extents::ExtentForm;
+use super::quotas::QuotaChanges;
 use super::shape::{ShapeBuilder, TreeLoader, TreeShape};
 use super::survey::SpaceSurvey;
 use crate::check::{CheckedVolume, KeyRange};
@@ -112,6 +113,7 @@ pub(super) struct RepairPlan<'p, 'c> {
     pub(super) ids: Vec<TreeId>,
     /// The old superblocks, as items of the root tree.
     pub(super) saved: ItemMap,
+    pub(super) quotas: QuotaChanges,
 }
 
 impl RepairPlan<'_, '_> {
@@ -240,6 +242,8 @@ pub(super) fn device_items(volume: &CheckedVolume<'_>) -> Result<Vec<(Key, DevIt
 pub(super) struct RepairScope {
     /// Whether checksums are dropped that belong to no data.
     pub(super) drops_checksums: bool,
+    /// Whether the numbers of quota groups are counted anew.
+    pub(super) recounts_quotas: bool,
 }
 
 /// The trees of `volume` that a repair makes anew. The chunk tree is one of them when it counts

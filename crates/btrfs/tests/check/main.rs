@@ -17,6 +17,7 @@ mod moments;
 mod mutation;
 mod names;
 mod quota;
+mod quota_volumes;
 mod sound;
 mod subvolumes;
 mod verity;

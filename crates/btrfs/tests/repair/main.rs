@@ -17,3 +17,6 @@ mod image;
 mod judged;
 #[path = "../../../btrfs-format/tests/mutation/mod.rs"]
 mod mutation;
+#[path = "../check/quota_volumes.rs"]
+mod quota_volumes;
+mod quotas;

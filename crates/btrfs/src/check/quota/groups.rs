@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 
-use offshoot_btrfs_format::quota::{QgroupId, STATUS_ON, STATUS_SIMPLE};
+use offshoot_btrfs_format::quota::{QgroupId, STATUS_ON, STATUS_SIMPLE, STATUS_VERSION};
 use offshoot_btrfs_format::space::{QgroupInfoItem, QgroupStatusItem};
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
 
@@ -12,19 +12,21 @@ use crate::check::finding::{BtrfsFindingCode, BtrfsFindingPlace};
 use crate::check::volume::{CheckedVolume, KeyRange};
 
 /// The groups of a volume with quotas.
-pub(super) struct QuotaGroups {
-    pub(super) status: QgroupStatusItem,
+pub(crate) struct QuotaGroups {
+    pub(crate) status: QgroupStatusItem,
     /// Whether an extent counts for the subvolume that it was made for.
-    pub(super) is_simple: bool,
-    stored: BTreeMap<QgroupId, GroupBytes>,
-    limits: BTreeSet<QgroupId>,
+    pub(crate) is_simple: bool,
+    /// The numbers of each group, as the quota tree has them.
+    pub(crate) stored: BTreeMap<QgroupId, GroupBytes>,
+    /// The groups that have an item with limits.
+    pub(crate) limits: BTreeSet<QgroupId>,
     /// Both groups of each relation item, in the order of its key.
-    relations: BTreeSet<(QgroupId, QgroupId)>,
+    pub(crate) relations: BTreeSet<(QgroupId, QgroupId)>,
 }
 
 impl QuotaGroups {
     /// Reads the quota tree; `None` when there is none with a status, or not all of it can be read.
-    pub(super) fn read(volume: &CheckedVolume<'_>) -> Option<Self> {
+    pub(crate) fn read(volume: &CheckedVolume<'_>) -> Option<Self> {
         let tree = volume.tree(TreeId::QUOTA)?;
         let (mut status, mut stored) = (None, BTreeMap::new());
         let (mut limits, mut relations) = (BTreeSet::new(), BTreeSet::new());
@@ -52,9 +54,9 @@ impl QuotaGroups {
         Some(Self { status, is_simple, stored, limits, relations })
     }
 
-    /// The numbers of each group, as the quota tree has them.
-    pub(super) fn stored(&self) -> &BTreeMap<QgroupId, GroupBytes> {
-        &self.stored
+    /// Whether quotas are on, in the version that is known.
+    pub(crate) fn are_on(&self) -> bool {
+        self.status.has(STATUS_ON) && self.status.version.get() == STATUS_VERSION
     }
 
     /// The group and all groups that contain it. Empty when the group is not there.

@@ -11,7 +11,7 @@ use offshoot_btrfs_format::block::BlockHeader;
 use offshoot_btrfs_format::extent::{EXTENT_FLAG_DATA, InlineRef, ParsedExtent};
 use offshoot_btrfs_format::quota::{QgroupId, STATUS_KEY, STATUS_ON, STATUS_SIMPLE};
 use offshoot_btrfs_format::space::QgroupStatusItem;
-use offshoot_btrfs_format::{Generation, ItemType, TreeId};
+use offshoot_btrfs_format::{Generation, ItemType, Key, TreeId};
 use parking_lot::Mutex;
 
 use super::GroupBytes;
@@ -46,6 +46,56 @@ impl OwnedBlocks {
             *self.bytes.lock().entry(owner).or_default() += node_size;
         }
     }
+
+    /// What each owner has so far; `None` when the volume has no simple quotas.
+    pub(in crate::check) fn bytes(&self) -> Option<OwnedBytes> {
+        Some(OwnedBytes { since: self.enabled_in?, bytes: self.bytes.lock().clone() })
+    }
+}
+
+/// The bytes that each owner has.
+pub(crate) struct OwnedBytes {
+    /// The transaction that enabled simple quotas.
+    since: Generation,
+    bytes: BTreeMap<TreeId, u64>,
+}
+
+impl OwnedBytes {
+    /// Adds the extent of data that an item of the extent tree is of, if it counts.
+    pub(crate) fn add_item(&mut self, key: Key, data: &[u8]) {
+        if key.item_type == ItemType::EXTENT_ITEM
+            && let Ok(extent) = ParsedExtent::parse(key.item_type, data)
+            && extent.item.flags.get() & EXTENT_FLAG_DATA != 0
+            && extent.item.generation.get() >= self.since.0
+        {
+            let owner = extent.inline_refs().find_map(|reference| match reference {
+                Ok(InlineRef::Owner(owner)) => Some(TreeId(owner)),
+                _ => None,
+            });
+            if let Some(owner) = owner.filter(|owner| owner.is_subvolume()) {
+                let sum = self.bytes.entry(owner).or_default();
+                *sum = sum.saturating_add(key.offset);
+            }
+        }
+    }
+
+    /// The owners that have bytes.
+    pub(crate) fn owners(&self) -> impl Iterator<Item = TreeId> {
+        self.bytes.iter().filter(|(_, bytes)| **bytes > 0).map(|(owner, _)| *owner)
+    }
+
+    /// The numbers of all groups.
+    pub(crate) fn numbers(&self, groups: &QuotaGroups) -> BTreeMap<QgroupId, GroupBytes> {
+        let mut numbers = BTreeMap::<_, GroupBytes>::new();
+        for (owner, bytes) in &self.bytes {
+            for group in groups.with_containers(QgroupId::of_subvolume(*owner)) {
+                let sum = numbers.entry(group).or_default();
+                sum.referenced = sum.referenced.saturating_add(*bytes);
+                sum.exclusive = sum.referenced;
+            }
+        }
+        numbers
+    }
 }
 
 /// The numbers of all groups; `None` when not all extent items can be read.
@@ -54,33 +104,11 @@ pub(super) fn computed(
     blocks: &OwnedBlocks,
     groups: &QuotaGroups,
 ) -> Option<BTreeMap<QgroupId, GroupBytes>> {
-    let since = blocks.enabled_in?;
-    let mut bytes = blocks.bytes.lock().clone();
+    let mut bytes = blocks.bytes()?;
     let extents = volume.tree(TreeId::EXTENT)?;
     let walked = volume.each_item(extents, KeyRange::ALL, &mut |key, data| {
-        if key.item_type == ItemType::EXTENT_ITEM
-            && let Ok(extent) = ParsedExtent::parse(key.item_type, data)
-            && extent.item.flags.get() & EXTENT_FLAG_DATA != 0
-            && extent.item.generation.get() >= since.0
-        {
-            let owner = extent.inline_refs().find_map(|reference| match reference {
-                Ok(InlineRef::Owner(owner)) => Some(TreeId(owner)),
-                _ => None,
-            });
-            if let Some(owner) = owner.filter(|owner| owner.is_subvolume()) {
-                let sum = bytes.entry(owner).or_default();
-                *sum = sum.saturating_add(key.offset);
-            }
-        }
+        bytes.add_item(key, data);
         ControlFlow::Continue(())
     });
-    let mut computed = BTreeMap::<_, GroupBytes>::new();
-    for (owner, bytes) in bytes {
-        for group in groups.with_containers(QgroupId::of_subvolume(owner)) {
-            let sum = computed.entry(group).or_default();
-            sum.referenced = sum.referenced.saturating_add(bytes);
-            sum.exclusive = sum.referenced;
-        }
-    }
-    walked.is_whole().then_some(computed)
+    walked.is_whole().then(|| bytes.numbers(groups))
 }

@@ -6,10 +6,10 @@ use offshoot_btrfs_format::chunk::{Chunk, DevExtent};
 use offshoot_btrfs_format::extent::{EXTENT_FLAG_DATA, ParsedExtent};
 use offshoot_btrfs_format::key::objectid;
 use offshoot_btrfs_format::root::RootItem;
-use offshoot_btrfs_format::space::{BlockGroupItem, FreeSpaceHeader, QgroupStatusItem};
+use offshoot_btrfs_format::space::{BlockGroupItem, FreeSpaceHeader};
 use offshoot_btrfs_format::{ItemType, Key, Logical, TreeId};
 use offshoot_vfs::Result;
-use zerocopy::{FromBytes, FromZeros, IntoBytes};
+use zerocopy::{FromZeros, IntoBytes};
 
 use super::{ItemMap, PlacedTrees, RepairPlan, device_items};
 use crate::check::KeyRange;
@@ -36,7 +36,10 @@ impl RepairPlan<'_, '_> {
             TreeId::DEV => self.changed_items(id, &self.device_extents(), &is_device_extent, visit),
             TreeId::CHUNK => self.changed_items(id, &self.device_items()?, &|_| false, visit),
             TreeId::CSUM => self.checksum_items(visit),
-            TreeId::QUOTA => self.changed_items(id, &self.quota_status(), &|_| false, visit),
+            TreeId::QUOTA => {
+                let is_removed = |key: Key| self.quotas.removed.contains(&key);
+                self.changed_items(id, &self.quotas.items, &is_removed, visit)
+            }
             _ => self.root_items(placed, visit),
         }
     }
@@ -227,19 +230,6 @@ impl RepairPlan<'_, '_> {
             items.insert(key, item.as_bytes().to_vec());
         }
         Ok(items)
-    }
-
-    fn quota_status(&self) -> ItemMap {
-        let key = Key::new(0, ItemType::QGROUP_STATUS, 0);
-        let changed = self.volume.tree(TreeId::QUOTA).and_then(|tree| {
-            self.volume.with_item(tree, key, |data| {
-                let mut data = data.to_vec();
-                let (item, _) = QgroupStatusItem::mut_from_prefix(&mut data).ok()?;
-                item.generation = self.generation.0.into();
-                Some(data)
-            })
-        });
-        changed.map(|data| (key, data)).into_iter().collect()
     }
 
     fn root_items(&self, placed: &PlacedTrees, visit: &mut ItemVisitor<'_>) -> Result<()> {
