@@ -31,6 +31,7 @@ mod reached;
 mod reference;
 mod sort;
 mod subvolumes;
+mod users;
 mod volume;
 mod walk;
 
@@ -44,13 +45,16 @@ use offshoot_vfs::Result;
 
 use walk::Walk;
 
+pub(crate) use groups::bad_data_in;
 pub(crate) use open::open;
 pub(crate) use quota::{GroupBytes, QuotaGroups};
 pub(crate) use reached::{ExtentWithOwners, ReachedVolume};
 pub(crate) use reference::ReferenceTarget;
+pub(crate) use users::{DataUsers, used_range, users_of};
 pub(crate) use volume::{CheckedVolume, KeyRange};
 
 pub use finding::{BtrfsFinding, BtrfsFindingCode, BtrfsFindingPlace, FindingSeverity};
+pub use users::DataUser;
 
 /// Options of a check.
 #[derive(Clone, Debug)]

@@ -72,7 +72,7 @@ mod upkeep;
 pub use block::TreeBlock;
 pub use check::{
     BtrfsFinding, BtrfsFindingCode, BtrfsFindingPlace, CheckCounts, CheckEvent, CheckOptions,
-    CheckOutcome, CheckWatch, FindingSeverity, check_btrfs,
+    CheckOutcome, CheckWatch, DataUser, FindingSeverity, check_btrfs,
 };
 pub use engine::Engine;
 pub use events::EVENT_TARGETS;
@@ -87,7 +87,8 @@ pub use offshoot_kit::counter::Counter;
 pub use options::Mechanisms;
 pub use options::{Compress, EngineOptions, NewFiles, Rescue, RootChoice};
 pub use repair::{
-    RepairClass, RepairOptions, RepairOutcome, confirm_repair, repair_btrfs, undo_repair,
+    AcceptedData, AcceptedRange, FileOfAcceptedData, RepairClass, RepairOptions, RepairOutcome,
+    confirm_repair, repair_btrfs, undo_repair,
 };
 pub use report::{LostItems, Reporter, VolumeReport};
 pub use rescue::{FoundRoot, RootSource};

@@ -5,6 +5,7 @@
 //! of the members follow from that and from the chunks.
 //!
 //! ```text
+//! accept            data of chosen files that gets other checksums
 //! check             what is wrong, and what of it can be repaired
 //! files             names, entries and counts mended by copy on write
 //! walk              all references of all trees, with the mended files
@@ -24,6 +25,7 @@
 //! Memory is that of the check. Besides that, a repair has some 100 bytes for each new block and
 //! for each extent of data of one block group.
 
+mod accept;
 mod editor;
 mod extents;
 mod files;
@@ -55,6 +57,7 @@ use crate::check::{
     self, BtrfsFinding, CheckOptions, CheckOutcome, CheckWatch, CheckedVolume, KeyRange,
     ReachedVolume,
 };
+use accept::Acceptance;
 use editor::{TreeEditor, TreeEdits};
 use extents::ExtentForm;
 use plan::{ItemMap, PlacedTrees, RepairPlan, RepairScope};
@@ -66,6 +69,7 @@ use zerocopy::FromBytes;
 
 use crate::tree::{Blocks as _, TreeRoot};
 
+pub use accept::{AcceptedData, AcceptedRange, FileOfAcceptedData};
 pub use findings::RepairClass;
 
 /// The `compat_ro` features that a repair maintains, or may leave as they are.
@@ -81,6 +85,9 @@ pub struct RepairOptions {
     pub check: CheckOptions,
     /// What may be repaired. Empty for everything that is safe.
     pub classes: Vec<RepairClass>,
+    /// Files whose data is accepted as it is on the devices, by their paths from the top level of the
+    /// volume: data that does not fit its checksum gets another checksum.
+    pub accepted: Vec<Vec<u8>>,
     /// Whether the repair ends before anything is written to the devices.
     pub is_dry_run: bool,
 }
@@ -95,6 +102,8 @@ pub struct RepairOutcome {
     pub after: Option<CheckOutcome>,
     /// The classes of what is repaired.
     pub classes: Vec<RepairClass>,
+    /// The data that is accepted as it is.
+    pub accepted: AcceptedData,
     /// The trees that are made anew.
     pub trees: Vec<TreeId>,
     /// How many tree blocks that takes.
@@ -106,7 +115,8 @@ pub struct RepairOutcome {
 /// Repairs the volume on `devices`.
 ///
 /// # Errors
-/// [`Error::Unsupported`] for a volume that cannot be repaired; `ENOSPC` when there is too little
+/// [`Error::Unsupported`] for a volume that cannot be repaired; those of the paths of
+/// [`RepairOptions::accepted`], and when data cannot be accepted; `ENOSPC` when there is too little
 /// room for the new trees; [`Error::Corrupt`] when the result would not be sound; `EINTR` when
 /// `watch` ended the repair. Nothing was written then.
 pub fn repair_btrfs(
@@ -114,17 +124,19 @@ pub fn repair_btrfs(
     options: &RepairOptions,
     watch: &CheckWatch<'_>,
 ) -> Result<RepairOutcome> {
+    let accepted = accept_data(devices, options, watch)?;
     let before = check::check_btrfs(devices.to_vec(), &options.check, watch)?;
     let classes = findings::classes(&before, &options.classes)?;
     let mut outcome = RepairOutcome {
         before,
         after: None,
         classes,
+        accepted: accepted.data.clone(),
         trees: Vec::new(),
         blocks: 0,
         is_written: false,
     };
-    if outcome.classes.is_empty() {
+    if outcome.classes.is_empty() && accepted.edits.is_empty() {
         return Ok(outcome);
     }
     let staged = stage_devices(devices, options)?;
@@ -134,7 +146,11 @@ pub fn repair_btrfs(
     };
     let mends_files = outcome.classes.contains(&RepairClass::Files);
     let findings = if mends_files { &outcome.before.findings[..] } else { &[] };
-    let placed = stage_trees(&staged, options, SavesOld::Yes, (findings, scope), watch)?;
+    let work = RepairWork { findings, checksums: accepted.edits.clone(), scope };
+    let placed = stage_trees(&staged, options, SavesOld::Yes, work, watch)?;
+    let volume = check::open(superblocks::as_devices(&staged), None, &options.check, watch)?;
+    accepted.require_readable(&volume)?;
+    drop(volume);
     let after = check::check_btrfs(superblocks::as_devices(&staged), &options.check, watch)?;
     findings::require_repaired(&outcome.before, &after, &outcome.classes)?;
     outcome.trees = placed.trees.iter().map(|tree| tree.id).collect();
@@ -195,13 +211,37 @@ pub fn confirm_repair(
     let volume = check::open(superblocks::as_devices(&staged), None, &options.check, watch)?;
     saved::find(&volume)?;
     drop(volume);
-    stage_trees(&staged, options, SavesOld::No, (&[], RepairScope::default()), watch)?;
+    stage_trees(&staged, options, SavesOld::No, RepairWork::default(), watch)?;
     let after = check::check_btrfs(superblocks::as_devices(&staged), &options.check, watch)?;
     findings::require_repaired(&before, &after, &[])?;
     if !options.is_dry_run {
         superblocks::write_through(&staged)?;
     }
     Ok(())
+}
+
+/// What a repair does.
+#[derive(Default)]
+struct RepairWork<'w> {
+    /// What is wrong with files, if they are mended.
+    findings: &'w [BtrfsFinding],
+    /// The changes of the checksum tree.
+    checksums: TreeEdits,
+    scope: RepairScope,
+}
+
+/// Looks at the files whose data is accepted.
+fn accept_data(
+    devices: &[Arc<dyn BlockDevice>],
+    options: &RepairOptions,
+    watch: &CheckWatch<'_>,
+) -> Result<Acceptance> {
+    if options.accepted.is_empty() {
+        return Ok(Acceptance::default());
+    }
+    let volume = check::open(devices.to_vec(), None, &options.check, watch)?;
+    require_repairable(&volume, &volume.storage.chunks().collect::<Vec<_>>())?;
+    accept::plan(&volume, &options.accepted)
 }
 
 /// Whether the old superblocks are saved.
@@ -252,9 +292,10 @@ fn stage_trees(
     staged: &[Arc<StagedDevice>],
     options: &RepairOptions,
     saves_old: SavesOld,
-    (findings, scope): (&[BtrfsFinding], RepairScope),
+    work: RepairWork<'_>,
     watch: &CheckWatch<'_>,
 ) -> Result<PlacedTrees> {
+    let scope = work.scope;
     let volume = check::open(superblocks::as_devices(staged), None, &options.check, watch)?;
     let chunks: Vec<Chunk> = volume.storage.chunks().collect();
     require_repairable(&volume, &chunks)?;
@@ -268,19 +309,23 @@ fn stage_trees(
     let chunk_tree_uuid = root.header().chunk_tree_uuid;
     let old = volume.superblock().item.clone();
     let base = RepairBase { old, generation, chunk_tree_uuid, chunks, saved, scope };
-    let edits = files::edits(&volume, findings, generation)?;
+    let mut edits = files::edits(&volume, work.findings, generation)?;
+    if !work.checksums.is_empty() {
+        edits.insert(TreeId::CSUM, work.checksums);
+    }
     if edits.is_empty() {
-        let recount = if scope.recounts_quotas { Recount::Yes } else { Recount::No };
-        let quotas = base.quotas(&reached, &survey, recount)?;
+        let quotas = base.quotas(&reached, &survey, Recount::when(scope.recounts_quotas))?;
         drop(reached);
         return make_anew(&volume, &survey, &base, quotas);
     }
     drop(reached);
+    let are_files_edited = edits.keys().any(|tree| tree.is_subvolume());
+    let is_recounted = scope.recounts_quotas || are_files_edited;
     stage_edits(&volume, &survey, &base, edits)?;
     let edited = check::open(superblocks::as_devices(staged), None, &options.check, watch)?;
     let (mut again, reached) = look(&edited, &base.chunks, scope)?;
     again.keep_off(&survey);
-    let quotas = base.quotas(&reached, &again, Recount::Yes)?;
+    let quotas = base.quotas(&reached, &again, Recount::when(is_recounted))?;
     drop(reached);
     make_anew(&edited, &again, &base, quotas)
 }

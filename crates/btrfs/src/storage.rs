@@ -26,6 +26,7 @@
 mod at_once;
 mod chunk_map;
 mod copies;
+mod every_way;
 mod failing;
 mod lanes;
 mod members;

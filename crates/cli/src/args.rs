@@ -171,6 +171,9 @@ from that and from the chunks, superblocks. Everything else that a check finds s
 Nothing that the volume leads to is overwritten. The result is checked before anything is written, and is not written unless all that \
 was to be mended is. Until something else writes to the volume, --undo brings it back to what it was. docs/repair.md says more.
 
+Data that no copy fits its checksum of is lost to readers. --accept-data makes a file readable as it is on the devices, right or wrong; \
+it is never done by itself.
+
 Exit codes: 0 if nothing is wrong any more, 3 if something is left or the repair is refused because of damage, 4 if the volume cannot \
 be repaired, 1 otherwise.
 
@@ -178,6 +181,7 @@ Examples:
   offshoot repair --dry-run /dev/sdb
   offshoot repair /dev/sdb
   offshoot repair --class extents --class space disk.img
+  offshoot repair --dry-run --accept-data /var/log/messages disk.img
   offshoot repair --undo /dev/sdb
   offshoot repair --confirm /dev/sdb";
 
@@ -602,16 +606,21 @@ pub(crate) struct RepairArguments {
     #[arg(short = 'n', long)]
     pub(crate) dry_run: bool,
     /// Bring the volume back to what it was before the last repair
-    #[arg(long, conflicts_with_all = ["confirm", "classes"])]
+    #[arg(long, conflicts_with_all = ["confirm", "classes", "accept_data"])]
     pub(crate) undo: bool,
     /// Keep the last repair: it cannot be undone any more
-    #[arg(long, conflicts_with = "classes")]
+    #[arg(long, conflicts_with_all = ["classes", "accept_data"])]
     pub(crate) confirm: bool,
     /// What may be mended: superblocks, space (block groups, free space, ranges of devices),
     /// extents, files (names, entries, counts) or quotas. Can be given several times. All but files
     /// are made anew even if nothing is wrong with them
     #[arg(long = "class", value_name = "CLASS", value_parser = parse_repair_class)]
     pub(crate) classes: Vec<RepairClass>,
+    /// Accept the data of this file as it is on the devices: what does not fit its checksum gets
+    /// another one. The path begins at the top level of the volume, as check shows it. Can be given
+    /// several times. Clones and snapshots that share the data show it, too
+    #[arg(long, value_name = "PATH")]
+    pub(crate) accept_data: Vec<OsString>,
     #[command(flatten)]
     pub(crate) room: CheckRoomArguments,
 }

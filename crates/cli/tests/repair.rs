@@ -7,6 +7,7 @@ use std::process::{Command, Output};
 
 use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges;
+use offshoot_testkit::run::run;
 
 fn offshoot(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_offshoot")).args(arguments).output().expect("it runs")
@@ -32,6 +33,52 @@ fn spoil(image: &Path) {
             file.write_all_at(b"damage", at as u64 + 300).expect("it is written");
         }
     }
+}
+
+/// A file that cannot be read is accepted as it is, and the program says what that changes.
+#[test]
+fn data_of_a_file_is_accepted() {
+    let Some(judges) = judges::require() else { return };
+    let disks = Disks::create(&judges, 1, 256);
+    disks.mkfs(&[]);
+    let mount = disks.mount("rw,noatime");
+    let at = |name: &str| mount.path().join(name).to_str().expect("a plain path").to_owned();
+    std::fs::write(at("file"), "a line of a log\n".repeat(1000)).expect("a file");
+    std::fs::write(at("sound"), vec![1; 9000]).expect("a file");
+    run("sync", &["-f", &at("")]);
+    run("cp", &["--reflink=always", &at("file"), &at("clone")]);
+    drop(mount);
+    let path = &disks.images()[0];
+    let image = path.to_str().expect("a plain path");
+    let bytes = std::fs::read(path).expect("an image");
+    let place = bytes.windows(16).position(|found| found == b"a line of a log\n");
+    let file = File::options().write(true).open(path).expect("an image");
+    file.write_all_at(b"A", place.expect("it is there") as u64 + 8192).expect("it is written");
+    ends(3, &["cat", &format!("{image}:/file")]);
+    let arguments = ["repair", "--accept-data", "/file", "--accept-data", "/sound", image];
+    let said = ends(0, &[&arguments[..], &["--dry-run"]].concat());
+    for line in [
+        "would be accepted: /file: 4096 bytes at 8192, address",
+        "would be accepted as well, because it shares data: subvolume 5, inode",
+        "(/clone)",
+        "/sound: all data fits its checksums",
+        "nothing was written",
+    ] {
+        assert!(said.contains(line), "{line:?} expected in {said}");
+    }
+    let said = ends(0, &[&arguments[..], &["--json"]].concat());
+    assert!(
+        said.contains(r#""accepted_in":[{"inode""#) && said.contains(r#""offset":8192"#),
+        "{said}"
+    );
+    disks.assert_checks();
+    ends(0, &["check", "--data", image]);
+    for name in ["file", "clone"] {
+        let said = ends(0, &["cat", &format!("{image}:/{name}")]);
+        assert_eq!(said.find('A'), Some(8192));
+    }
+    ends(1, &["repair", "--accept-data", "/nothing", image]);
+    ends(2, &["repair", "--undo", "--accept-data", "/file", image]);
 }
 
 #[test]

@@ -45,6 +45,7 @@ use references::{Doubt, ReferenceCheck, UsedExtent};
 use space::{FreeSpaceRecord, SpaceCheck, SpaceTotals};
 use stream::ItemStream;
 use verify::BadData;
+pub(crate) use verify::bad_data_in;
 
 /// About how many partitions there are at most.
 const MOST_PARTITIONS: usize = 128;

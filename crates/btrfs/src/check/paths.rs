@@ -19,7 +19,7 @@ use crate::tree::TreeRoot;
 const LONGEST_PATH: usize = 4096;
 
 /// The steps upwards for all findings together. The paths of the others are left out.
-const MOST_STEPS: usize = 1_000_000;
+pub(super) const MOST_STEPS: usize = 1_000_000;
 
 /// Gives each finding at an inode the path of the inode, from the top level of the volume.
 pub(super) fn find(volume: &CheckedVolume<'_>, findings: &mut [BtrfsFinding]) {
@@ -36,8 +36,9 @@ pub(super) fn find(volume: &CheckedVolume<'_>, findings: &mut [BtrfsFinding]) {
     }
 }
 
-/// The path of an inode.
-fn path_of(
+/// The path of an inode from the top level of the volume; `None` if it has none, or the way up
+/// takes more than `steps`.
+pub(super) fn path_of(
     volume: &CheckedVolume<'_>,
     mut subvolume: TreeId,
     mut ino: u64,

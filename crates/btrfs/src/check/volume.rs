@@ -126,6 +126,11 @@ impl<'c> CheckedVolume<'c> {
         u64::from(self.superblock().sector_size)
     }
 
+    /// How much memory the check may take, in bytes.
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        self.options.memory_bytes
+    }
+
     /// The folder for files of records that have no room in memory.
     pub(crate) fn scratch(&self) -> PathBuf {
         self.options.scratch.clone().unwrap_or_else(std::env::temp_dir)

@@ -44,6 +44,13 @@ pub(super) enum Recount {
     No,
 }
 
+impl Recount {
+    /// They are counted anew if `is_needed`.
+    pub(super) fn when(is_needed: bool) -> Self {
+        if is_needed { Self::Yes } else { Self::No }
+    }
+}
+
 /// The numbers of the groups as they must be.
 type GroupNumbers = BTreeMap<QgroupId, GroupBytes>;
 

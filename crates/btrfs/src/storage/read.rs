@@ -291,7 +291,7 @@ impl Storage {
 
     /// The segments of `len` bytes of data from `logical` on. The RAID stripe tree describes them
     /// if the volume has one.
-    fn data_segments(
+    pub(super) fn data_segments(
         &self,
         trees: &impl StorageTrees,
         logical: Logical,
@@ -333,7 +333,7 @@ impl Storage {
     }
 
     /// Reads `buf` by `way`, from `offset` bytes into its segment on.
-    fn read_way(&self, way: &ReadWay, offset: u64, buf: &mut [u8]) -> Result<()> {
+    pub(super) fn read_way(&self, way: &ReadWay, offset: u64, buf: &mut [u8]) -> Result<()> {
         match way {
             ReadWay::Direct(place) => self.read_place(*place, offset, buf),
             ReadWay::Rebuild(rebuild) => self.rebuild(rebuild, offset, buf),
@@ -410,7 +410,7 @@ impl Storage {
         ways.collect::<Vec<_>>().join(" and ")
     }
 
-    fn describe_way(&self, way: &ReadWay, offset: u64) -> String {
+    pub(super) fn describe_way(&self, way: &ReadWay, offset: u64) -> String {
         let at = |at: &MemberOffset| {
             let physical = offshoot_btrfs_format::Physical(at.physical.0.saturating_add(offset));
             place(&self.members.get(at.member).name(), physical)

@@ -4,6 +4,7 @@
 //! kernel mounts the volume for writing and shows what it showed before. After an undo every byte
 //! that is in use is what it was.
 
+mod accept;
 #[path = "../check/common.rs"]
 #[expect(dead_code, reason = "the tests of the check need more of it")]
 mod common;

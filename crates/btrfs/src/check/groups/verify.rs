@@ -34,13 +34,19 @@ const MOST_BAD: usize = 20_000;
 /// Data that differs from its checksums or cannot be read: ranges that ascend and are apart, each
 /// with what is wrong with its first sector.
 #[derive(Debug, Default)]
-pub(super) struct BadData {
+pub(crate) struct BadData {
     ranges: Vec<(Range<u64>, String)>,
     /// The bytes that were read.
-    pub(super) bytes: u64,
+    pub(crate) bytes: u64,
 }
 
 impl BadData {
+    /// The bad ranges; `None` when there may be more than are kept.
+    pub(crate) fn all_ranges(&self) -> Option<Vec<Range<u64>>> {
+        let ranges = self.ranges.iter().map(|(range, _)| range.clone()).collect();
+        (self.ranges.len() < MOST_BAD).then_some(ranges)
+    }
+
     /// The bad ranges that have bytes of `range`.
     pub(super) fn within(&self, range: &Range<u64>) -> impl Iterator<Item = (&Range<u64>, &str)> {
         let end = range.end.max(range.start);
@@ -81,6 +87,17 @@ pub(super) fn bad_data(volume: &CheckedVolume<'_>, checksums: TreeRoot) -> Resul
     let mut found = found.into_inner();
     found.ranges.sort_unstable_by_key(|(range, _)| range.start);
     Ok(found)
+}
+
+/// Reads the data of `range` that `checksums` has checksums of.
+pub(crate) fn bad_data_in(
+    volume: &CheckedVolume<'_>,
+    checksums: TreeRoot,
+    range: &Range<u64>,
+) -> BadData {
+    let mut bad = BadData::default();
+    SliceReader::new(volume).read(checksums, range, &mut bad);
+    bad
 }
 
 /// The parts of the chunks for data.

@@ -1,11 +1,12 @@
 //! `offshoot repair` for btrfs: says what is wrong, what is done about it, and what is left.
 
 use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
 use offshoot_btrfs::{
-    BtrfsFinding, CheckEvent, RepairClass, RepairOptions, RepairOutcome, confirm_repair,
-    repair_btrfs, undo_repair,
+    AcceptedData, AcceptedRange, BtrfsFinding, CheckEvent, DataUser, FileOfAcceptedData,
+    RepairClass, RepairOptions, RepairOutcome, confirm_repair, repair_btrfs, undo_repair,
 };
 use offshoot_btrfs_format::TreeId;
 use offshoot_device::BlockDevice;
@@ -16,7 +17,7 @@ use super::check::{as_json, check_options, show_progress};
 use crate::args::RepairArguments;
 use crate::exit::{ExitStatus, Result, VerbFailure};
 use crate::interrupt::{self, is_interrupted};
-use crate::output::{Console, Escaped, write_line};
+use crate::output::{Console, Escaped, json_name, write_line};
 use crate::session::{Access, Session};
 
 pub(in crate::verbs) fn run(
@@ -25,8 +26,13 @@ pub(in crate::verbs) fn run(
     console: &Arc<Console>,
 ) -> Result {
     let check = check_options(&arguments.info.volume, &arguments.room)?;
-    let options =
-        RepairOptions { check, classes: arguments.classes.clone(), is_dry_run: arguments.dry_run };
+    let paths = arguments.accept_data.iter();
+    let options = RepairOptions {
+        check,
+        classes: arguments.classes.clone(),
+        accepted: paths.map(|path| path.as_bytes().to_vec()).collect(),
+        is_dry_run: arguments.dry_run,
+    };
     interrupt::watch(console)?;
     let access = if arguments.dry_run { Access::Read } else { Access::Write };
     let devices = Session::devices_of(access, &arguments.info.volume, console)?;
@@ -110,6 +116,34 @@ fn tell(
     if rest.is_empty() { Ok(()) } else { Err(VerbFailure::Reported(ExitStatus::Corrupt)) }
 }
 
+/// Says what is accepted, and of what other files.
+fn write_accepted(accepted: &AcceptedData, is_written: bool, out: &mut dyn Write) -> Result {
+    let is = if is_written { "accepted" } else { "would be accepted" };
+    for file in &accepted.files {
+        let path = Escaped(&file.path);
+        for range in &file.ranges {
+            let AcceptedRange { offset, len, logical } = range;
+            writeln!(out, "{is}: {path}: {len} bytes at {offset}, address {logical}")?;
+        }
+        if file.ranges.is_empty() {
+            writeln!(out, "{path}: all data fits its checksums")?;
+        }
+    }
+    for user in &accepted.others {
+        let DataUser { subvolume, ino, path } = user;
+        let path = path.as_ref().map(|path| format!(" ({})", path.escape_ascii()));
+        let path = path.unwrap_or_default();
+        writeln!(
+            out,
+            "{is} as well, because it shares data: subvolume {subvolume}, inode {ino}{path}"
+        )?;
+    }
+    if accepted.are_more_others {
+        writeln!(out, "more files share data than are named here")?;
+    }
+    Ok(())
+}
+
 fn write_summary(outcome: &RepairOutcome, rest: &[BtrfsFinding], out: &mut dyn Write) -> Result {
     let is_rest = |finding: &&BtrfsFinding| {
         !rest.iter().any(|one| (one.code, one.place) == (finding.code, finding.place))
@@ -117,6 +151,7 @@ fn write_summary(outcome: &RepairOutcome, rest: &[BtrfsFinding], out: &mut dyn W
     for finding in outcome.before.findings.iter().filter(is_rest) {
         writeln!(out, "mended: {}", Escaped(finding.to_string().as_bytes()))?;
     }
+    write_accepted(&outcome.accepted, outcome.is_written, out)?;
     if outcome.after.is_none() {
         let what = if rest.is_empty() { "nothing is wrong" } else { "nothing of it can be mended" };
         writeln!(out, "{what}, and nothing was written")?;
@@ -141,9 +176,30 @@ fn as_one_object(outcome: &RepairOutcome) -> serde_json::Value {
     json!({
         "before": all(&outcome.before.findings),
         "after": all(rest(outcome)),
+        "accepted": outcome.accepted.files.iter().map(accepted_as_json).collect::<Vec<_>>(),
+        "accepted_in": outcome.accepted.others.iter().map(user_as_json).collect::<Vec<_>>(),
+        "accepted_in_more": outcome.accepted.are_more_others,
         "classes": outcome.classes.iter().copied().map(RepairClass::name).collect::<Vec<_>>(),
         "trees": outcome.trees.iter().map(|tree: &TreeId| tree.0).collect::<Vec<_>>(),
         "blocks": outcome.blocks,
         "written": outcome.is_written,
+    })
+}
+
+fn accepted_as_json(file: &FileOfAcceptedData) -> serde_json::Value {
+    let range = |range: &AcceptedRange| json!({ "offset": range.offset, "length": range.len, "logical": range.logical.0 });
+    json!({
+        "path": json_name(&file.path),
+        "subvolume": file.subvolume.0,
+        "inode": file.ino,
+        "ranges": file.ranges.iter().map(range).collect::<Vec<_>>(),
+    })
+}
+
+fn user_as_json(user: &DataUser) -> serde_json::Value {
+    json!({
+        "path": user.path.as_deref().map(json_name),
+        "subvolume": user.subvolume.0,
+        "inode": user.ino,
     })
 }
