@@ -51,6 +51,7 @@ use crate::report::{self, Reporter, VolumeReport};
 use crate::shared::Shared;
 pub(crate) use chunk_map::{ChunkMap, MappedChunk};
 pub(crate) use copies::CopyPart;
+pub(crate) use every_way::BadSectors;
 pub(crate) use failing::{DeviceError, RecordedFailures, WrittenCopy};
 use lanes::MemberLanes;
 pub(crate) use lanes::{MemberWrite, MemberWrites};

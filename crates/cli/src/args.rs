@@ -151,7 +151,7 @@ Nothing is written. Each finding has a number that stays the same in all version
 there is none. docs/check.md has all numbers. A volume that does not open is checked, too.
 
 Of btrfs everything is compared as the last commit left it, on all cores; a pending log is read and not replayed. What has no room in \
---memory goes to files in --scratch. With --data all data is read and compared with its checksums; scrub -r does that for every copy. \
+--memory goes to files in --scratch. With --data every copy of all data is read and compared with its checksums; scrub -r also verifies parity. \
 Of a mount of ours the state of this moment is checked while programs go on; no other program may write the volume meanwhile.
 
 Of XFS the log of a volume that was not unmounted is replayed in memory first, or ignored with --ignore-log: then structures may \

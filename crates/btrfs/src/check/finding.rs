@@ -26,7 +26,7 @@ stable_codes! {
     BackupRoot = 705;
     /// The tree log cannot be read.
     TreeLog = 706;
-    /// One copy of a tree block is damaged, another one is good.
+    /// One copy of a tree block or of data is damaged, another one is good.
     BadCopy = 707;
     /// The item of a member contradicts its superblock or the ranges that chunks have of it.
     Member = 711;

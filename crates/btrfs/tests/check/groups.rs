@@ -634,3 +634,28 @@ fn damaged_data() {
     assert!(finding.problem.starts_with("8192 bytes at "), "{finding}");
     assert!(outcome.counts.data_bytes >= 65_536 + 40_960, "{:?}", outcome.counts);
 }
+
+/// A bad copy of data that has a good one is found, whichever of the two it is, and so is data
+/// without a good copy.
+#[test]
+fn damaged_copies_of_data() {
+    let recipe = recipe().devices(2).mkfs("-d raid1 -m raid1");
+    let Some(judges) = judges::require() else { return };
+    let sound = recipe.make(&judges);
+    for (members, sector) in [(&[0][..], 2), (&[1], 5), (&[0, 1], 7)] {
+        let volume = DamagedVolume::of(sound.copy(&judges));
+        for &member in members {
+            let image = std::fs::read(&volume.disks().images()[member]).unwrap();
+            let first = image.chunks(4096).position(|page| page.starts_with(MARKER)).unwrap();
+            let offset = (first as u64 + sector) * SECTOR + 100;
+            volume.write(member, offset, [member.to_le_bytes()[0] + 1; 5000].as_slice());
+        }
+        let outcome = checked(volume.disks());
+        let finding = only(&outcome);
+        let code =
+            if members.len() > 1 { BtrfsFindingCode::Data } else { BtrfsFindingCode::BadCopy };
+        assert_eq!(finding.code, code, "{finding}");
+        assert!(finding.problem.starts_with("8192 bytes "), "{finding}");
+        assert!(progs_complaints(volume.disks()).is_some());
+    }
+}

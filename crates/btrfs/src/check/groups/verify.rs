@@ -2,8 +2,9 @@
 //!
 //! The data chunks are cut into slices. A thread takes a slice, goes through its checksums, and
 //! reads what they are of in large pieces. Threads take slices in ascending order, so a disk is
-//! read nearly in sequence. A piece that does not verify in any way is read once more by the
-//! sector. Bad sectors that follow each other are one range.
+//! read nearly in sequence. Of mirrored data every copy is read. A piece that does not verify in any
+//! way is read once more by the sector. Bad sectors that follow each other are one range. Parity is
+//! not compared; where data is bad, it is used.
 
 use std::ops::Range;
 
@@ -14,9 +15,10 @@ use offshoot_kit::cores;
 use offshoot_vfs::{Error, Result, Structure};
 use parking_lot::Mutex;
 
+use super::super::finding::{BtrfsFindingCode, BtrfsFindingPlace};
 use super::super::volume::CheckedVolume;
 use super::checksums;
-use crate::storage::{MappedChunk, ReadSegment, StorageTrees};
+use crate::storage::{BadSectors, MappedChunk, ReadSegment, StorageTrees};
 use crate::tree::{TreeRoot, recorded_segment};
 
 /// The longest read, in bytes.
@@ -184,8 +186,9 @@ impl<'v> SliceReader<'v> {
         }
         let (volume, start) = (self.volume, self.start);
         let buf = self.buf.get_mut(..bytes).unwrap_or_default();
-        let read = volume.storage.read_data(volume, Logical(start), buf, Some(&self.sums));
-        if read.is_err() {
+        if volume.storage.has_copies(volume, Logical(start), len) {
+            self.read_copies(bytes, bad);
+        } else if volume.storage.read_data(volume, Logical(start), buf, Some(&self.sums)).is_err() {
             let sum_len = volume.superblock().checksum.len();
             let sector = usize::try_from(self.sector).unwrap_or(usize::MAX);
             let mut at = start;
@@ -201,6 +204,39 @@ impl<'v> SliceReader<'v> {
         bad.bytes += len;
         volume.progress(len);
         self.sums.clear();
+    }
+
+    /// Reads all copies of the piece, `bytes` long.
+    fn read_copies(&mut self, bytes: usize, bad: &mut BadData) {
+        let (volume, start) = (self.volume, Logical(self.start));
+        let buf = self.buf.get_mut(..bytes).unwrap_or_default();
+        let verified =
+            volume.storage.verify_copies(volume, start, (buf, &self.sums), &mut |sectors| {
+                let BadSectors { logical, len_bytes, source, problem } = sectors;
+                let place = BtrfsFindingPlace::Logical(logical);
+                let problem = format!(
+                    "{len_bytes} bytes of a copy of data ({source}): {problem}; another one is \
+                     good, and a scrub repairs it"
+                );
+                volume.findings.add(BtrfsFindingCode::BadCopy, place, problem);
+            });
+        let lost = match verified {
+            Ok(lost) => lost,
+            Err(error) => {
+                return bad.add(start.0..start.0 + bytes as u64, problem_of(&error));
+            }
+        };
+        let sum_len = volume.superblock().checksum.len();
+        let sector = usize::try_from(self.sector).unwrap_or(usize::MAX);
+        for offset in lost {
+            let at = Logical(start.0 + offset);
+            let number = usize::try_from(offset / self.sector).unwrap_or(usize::MAX);
+            let sum = self.sums.chunks(sum_len).nth(number);
+            let Some(buf) = self.buf.get_mut(..sector) else { return };
+            if let Err(error) = volume.storage.find_sector(volume, at, buf, sum) {
+                bad.add(at.0..at.0 + self.sector, problem_of(&error));
+            }
+        }
     }
 }
 
