@@ -16,6 +16,7 @@ mod moments;
 #[path = "../../../btrfs-format/tests/mutation/mod.rs"]
 mod mutation;
 mod names;
+mod places;
 mod quota;
 mod quota_volumes;
 mod sound;
