@@ -10,12 +10,17 @@
 //! 3. Where the checksums fit the damage, the checks behind the checksums come into play. The first
 //!    point still holds.
 //!
+//! Volumes that are damaged by programs are also checked and repaired ([`bodies`]).
+//!
 //! `OFFSHOOT_SWEEP` is the number of cases for each volume. `OFFSHOOT_SEED` repeats a run.
 
+#[path = "../bodies/mod.rs"]
+mod bodies;
 mod damage;
 mod image;
 #[path = "../../../btrfs-format/tests/mutation/mod.rs"]
 mod mutation;
+mod repaired;
 mod survey;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -61,15 +66,14 @@ fn turn() -> MutexGuard<'static, ()> {
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Runs one survey on a thread of its own, within the limits.
-fn survey_within_limits(members: &[Patched], is_degraded: bool, case: &str) -> Survey {
+/// Runs `work` on a thread of its own, within the limits.
+fn within_limits<T: Send + 'static>(case: &str, work: impl FnOnce() -> T + Send + 'static) -> T {
     // Resets the kernel's record of the highest use of memory.
     std::fs::write("/proc/self/clear_refs", "5").expect("a process may reset its own mark");
     let before = memory_kib("VmRSS");
     let (done, result) = mpsc::channel();
-    let devices = devices(members);
     std::thread::spawn(move || {
-        let _ = done.send(catch_unwind(AssertUnwindSafe(|| survey(devices, is_degraded))));
+        let _ = done.send(catch_unwind(AssertUnwindSafe(work)));
     });
     let result = result.recv_timeout(CASE_LIMIT);
     let seen = result.unwrap_or_else(|_| panic!("{case}: not done after {CASE_LIMIT:?}"));
@@ -77,6 +81,12 @@ fn survey_within_limits(members: &[Patched], is_degraded: bool, case: &str) -> S
     let used = memory_kib("VmHWM").saturating_sub(before);
     assert!(used < CASE_MEMORY_KIB, "{case}: {used} KiB of memory");
     seen
+}
+
+/// Runs one survey within the limits.
+fn survey_within_limits(members: &[Patched], is_degraded: bool, case: &str) -> Survey {
+    let devices = devices(members);
+    within_limits(case, move || survey(devices, is_degraded))
 }
 
 /// Compares what was seen of a damaged volume with what the sound one shows.
