@@ -180,7 +180,7 @@ fn apply(target: &DamageTarget, blocks: &mut [Vec<u8>], image: &mut Patched, ste
         set(rest);
     } else {
         let mut items = unpack_any(bytes, &block.bytes);
-        change_items(&mut items, kind % 8, usize::from(slot), (value, &set));
+        change_items(&mut items, kind % 8, usize::from(slot), value, set);
         *bytes = pack(&block.bytes, &items);
     }
     target.fit_checksum(bytes);
@@ -201,7 +201,8 @@ fn change_items(
     items: &mut Vec<(Key, Vec<u8>)>,
     kind: u8,
     slot: usize,
-    (value, set): (u64, &dyn Fn(&mut [u8])),
+    value: u64,
+    set: impl Fn(&mut [u8]),
 ) {
     let Some(slot) = slot.checked_rem(items.len()) else { return };
     match kind {

@@ -15,6 +15,7 @@
 //! | `confined` | the kernel, which reports the rights of the process |
 //! | `manners` | `mount -a`, the kernel's mount with the same lines, the same verbs on an image |
 //! | `refused` | refusals: options, volumes in use, directories that are not there |
+//! | `rescue` | the files before the damage |
 //! | `control` | the same verbs on an image, `btrfs check`, the list of the kernel |
 //! | `handles` | the kernel's btrfs, on which the same handles are opened |
 //! | `ioctls` | the kernel's btrfs, with the same ioctls and the same programs |
@@ -37,6 +38,8 @@ mod calls;
 mod campaign;
 mod confined;
 mod control;
+#[path = "../shared/damaged.rs"]
+mod damaged;
 mod disk;
 mod ends;
 mod events;
@@ -51,6 +54,7 @@ mod power;
 #[path = "../shared/program.rs"]
 mod program;
 mod refused;
+mod rescue;
 mod same;
 mod suites;
 mod transports;
