@@ -85,8 +85,8 @@ pub struct RepairOptions {
     pub check: CheckOptions,
     /// What may be repaired. Empty for everything that is safe.
     pub classes: Vec<RepairClass>,
-    /// Files whose data is accepted as it is on the devices, by their paths from the top level of the
-    /// volume: data that does not fit its checksum gets another checksum.
+    /// Files whose data is accepted as it is on the devices, by their paths from the top level of
+    /// the volume: data that does not fit its checksum gets another checksum.
     pub accepted: Vec<Vec<u8>>,
     /// Whether the repair ends before anything is written to the devices.
     pub is_dry_run: bool,
@@ -124,7 +124,7 @@ pub fn repair_btrfs(
     options: &RepairOptions,
     watch: &CheckWatch<'_>,
 ) -> Result<RepairOutcome> {
-    let accepted = accept_data(devices, options, watch)?;
+    let accepted = Acceptance::of(devices, options, watch)?;
     let before = check::check_btrfs(devices.to_vec(), &options.check, watch)?;
     let classes = findings::classes(&before, &options.classes)?;
     let mut outcome = RepairOutcome {
@@ -228,20 +228,6 @@ struct RepairWork<'w> {
     /// The changes of the checksum tree.
     checksums: TreeEdits,
     scope: RepairScope,
-}
-
-/// Looks at the files whose data is accepted.
-fn accept_data(
-    devices: &[Arc<dyn BlockDevice>],
-    options: &RepairOptions,
-    watch: &CheckWatch<'_>,
-) -> Result<Acceptance> {
-    if options.accepted.is_empty() {
-        return Ok(Acceptance::default());
-    }
-    let volume = check::open(devices.to_vec(), None, &options.check, watch)?;
-    require_repairable(&volume, &volume.storage.chunks().collect::<Vec<_>>())?;
-    accept::plan(&volume, &options.accepted)
 }
 
 /// Whether the old superblocks are saved.

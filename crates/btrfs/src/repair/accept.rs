@@ -20,17 +20,21 @@ mod lookup;
 
 use std::collections::BTreeMap;
 use std::ops::{ControlFlow, Range};
+use std::sync::Arc;
 
 use offshoot_btrfs_format::compress::{self, Compression};
 use offshoot_btrfs_format::csum::Checksum;
 use offshoot_btrfs_format::file_extent::{FileExtent, FileExtentBody, MAX_COMPRESSED_EXTENT};
 use offshoot_btrfs_format::inode::inode_flags;
 use offshoot_btrfs_format::{ItemType, Key, Logical, TreeId};
+use offshoot_device::BlockDevice;
 use offshoot_vfs::{Code, Error, Result, Structure};
 
 use super::editor::TreeEdits;
+use super::{RepairOptions, require_repairable};
 use crate::check::{
-    CheckedVolume, DataUser, DataUsers, KeyRange, bad_data_in, used_range, users_of,
+    self, CheckWatch, CheckedVolume, DataUser, DataUsers, KeyRange, bad_data_in, used_range,
+    users_of,
 };
 use checksums::StoredChecksums;
 use lookup::FoundFile;
@@ -108,7 +112,7 @@ struct Acceptor<'a, 'c> {
 /// # Errors
 /// `ENOENT`, `ENOTDIR`, `EISDIR` and `EINVAL` for a path that leads to no regular file, and when
 /// data cannot be accepted: see the table above.
-pub(super) fn plan(volume: &CheckedVolume<'_>, paths: &[Vec<u8>]) -> Result<Acceptance> {
+fn plan(volume: &CheckedVolume<'_>, paths: &[Vec<u8>]) -> Result<Acceptance> {
     let checksums = volume.tree(TreeId::CSUM);
     let checksums = checksums
         .ok_or_else(|| Error::corrupt(Structure::RootTree, "there is no checksum tree"))?;
@@ -141,6 +145,24 @@ pub(super) fn plan(volume: &CheckedVolume<'_>, paths: &[Vec<u8>]) -> Result<Acce
 }
 
 impl Acceptance {
+    /// What the caller wants to be accepted.
+    ///
+    /// # Errors
+    /// Those of [`plan`], and for a volume that cannot be repaired.
+    pub(super) fn of(
+        devices: &[Arc<dyn BlockDevice>],
+        options: &RepairOptions,
+        watch: &CheckWatch<'_>,
+    ) -> Result<Self> {
+        if options.accepted.is_empty() {
+            return Ok(Self::default());
+        }
+        let volume = check::open(devices.to_vec(), None, &options.check, watch)?;
+        let chunks: Vec<_> = volume.storage.chunks().collect();
+        require_repairable(&volume, &chunks)?;
+        plan(&volume, &options.accepted)
+    }
+
     /// Requires that all data of the files fits its checksums in `volume`.
     ///
     /// # Errors

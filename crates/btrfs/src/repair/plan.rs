@@ -20,7 +20,7 @@
 //! | device tree | ranges made anew from the chunks, everything else as before |
 //! | chunk tree | only if it counts bytes of a member wrong: as before, with the right counts |
 //! | checksum tree | only if there are checksums without data: as before, without these |
-//! | quota tree | as before, with items that were mended, and the new generation ([`quotas`](super::quotas)) |
+//! | quota tree | as before, with items that were mended ([`QuotaChanges`]) |
 //! | root tree | as before, with new roots and the old superblocks, without old space caches |
 
 mod items;

@@ -2,7 +2,7 @@
 //!
 //! | | what is made of it |
 //! |---|---|
-//! | a subvolume, or an owner of extents with simple quotas, without a group | both items of its group |
+//! | a subvolume, or an owner with simple quotas, without a group | both items of its group |
 //! | a group with one of its two items | the other one; limits are none |
 //! | half a relation | the other half |
 //! | a relation of groups that are not there, or of one level | it is removed |

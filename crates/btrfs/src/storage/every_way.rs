@@ -57,8 +57,8 @@ impl Storage {
     }
 
     /// Reads every copy of the data at `logical` on members that are not behind, and compares it
-    /// with `checksums`. `buf` is room for one copy. Calls `bad` with the sectors of a copy that are
-    /// bad while another copy is good, and returns the offsets of the sectors without a good copy.
+    /// with `checksums`. `buf` is room for one copy. Calls `bad` with the sectors of a copy that
+    /// are bad while another copy is good. Returns the offsets of the sectors without a good copy.
     ///
     /// # Errors
     /// When no chunk covers the address.

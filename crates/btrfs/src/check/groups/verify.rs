@@ -2,9 +2,9 @@
 //!
 //! The data chunks are cut into slices. A thread takes a slice, goes through its checksums, and
 //! reads what they are of in large pieces. Threads take slices in ascending order, so a disk is
-//! read nearly in sequence. Of mirrored data every copy is read. A piece that does not verify in any
-//! way is read once more by the sector. Bad sectors that follow each other are one range. Parity is
-//! not compared; where data is bad, it is used.
+//! read nearly in sequence. Of mirrored data every copy is read. A piece that does not verify in
+//! any way is read once more by the sector. Bad sectors that follow each other are one range.
+//! Parity is not compared; where data is bad, it is used.
 
 use std::ops::Range;
 
