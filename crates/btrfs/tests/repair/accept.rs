@@ -167,6 +167,16 @@ fn copies_that_differ_are_refused() {
     require_refused(&disks, "/sub/file", "differ");
 }
 
+/// What parity gives fits the checksum, so there is nothing to accept.
+#[test]
+fn parity_is_used_first() {
+    let Some(judges) = judges::require() else { return };
+    let disks = recipe().devices(3).mkfs("-d raid5 -m raid1").make(&judges);
+    assert_eq!(spoil(&disks, &[0, 1, 2], 0x40, |number| number == 3), 1);
+    let outcome = accept(&disks, "/sub/file", false).expect("there is nothing to accept");
+    assert!(!outcome.is_written && outcome.accepted.files[0].ranges.is_empty());
+}
+
 #[test]
 fn data_without_checksums_gets_some() {
     let Some(judges) = judges::require() else { return };
