@@ -104,9 +104,10 @@ fn commands<'a>(options: &'a CheckBenchOptions, image: &'a Path) -> Vec<CheckCom
         (
             "reading the image",
             Box::new(move || {
-                let mut dd = command("dd");
-                dd.arg(format!("if={}", image.display())).args(["of=/dev/null", "bs=1M"]);
-                dd
+                // It passes over the holes of the image.
+                let mut cp = command("cp");
+                cp.arg(image).arg("/dev/null");
+                cp
             }),
         ),
     ];

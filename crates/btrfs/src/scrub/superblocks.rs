@@ -9,7 +9,9 @@
 use std::io::IoSlice;
 
 use offshoot_btrfs_format::encode::sealed_superblock;
-use offshoot_btrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock};
+use offshoot_btrfs_format::superblock::{
+    SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock, is_kept_superblock,
+};
 use offshoot_btrfs_format::{Generation, Physical};
 use offshoot_vfs::{Error, Result};
 use uuid::Uuid;
@@ -50,7 +52,7 @@ fn superblocks(run: &ScrubRun<'_>, index: usize, pages: &mut ScrubBuffer) -> Vec
     };
     // A member that was behind when the volume was opened catches up with the first commit.
     let oldest = Generation(newest.0 - member.missed().min(newest.0));
-    let is_there = |offset: &u64| offset + SUPERBLOCK_SIZE as u64 <= member.total_bytes();
+    let is_there = |offset: &u64| is_kept_superblock(*offset, member.total_bytes());
     let mut read = |offset: u64| -> Result<Superblock, String> {
         let buf = pages.of(SUPERBLOCK_SIZE);
         let read = run.volume.storage.read_medium(index, Physical(offset), buf);

@@ -8,10 +8,14 @@
 //! [`loops`](crate::loops) undoes everything. The kernel forgets a member before it is detached.
 
 use std::ffi::OsStr;
-use std::ops::{Deref, DerefMut};
+use std::ops::{ControlFlow, Deref, DerefMut};
 use std::path::{Path, PathBuf};
 use std::process::Output;
+use std::sync::Arc;
 use std::time::Duration;
+
+use offshoot_btrfs::{CheckOptions, check_btrfs};
+use offshoot_device::{BlockDevice, FileDevice};
 
 use crate::btrfs::judges::Judges;
 use crate::images::ImageFiles;
@@ -122,7 +126,7 @@ impl Disks {
         MountedMembers::new(&images, options)
     }
 
-    /// Checks that `btrfs check` finds nothing, in metadata and in data.
+    /// Checks that neither `btrfs check` nor our check finds anything, in metadata and in data.
     #[track_caller]
     pub fn assert_checks(&self) {
         if let [image] = self.images() {
@@ -142,6 +146,7 @@ impl Disks {
                 || line.starts_with("WARNING: adding device ") && foreign(line)
         };
         assert_nothing_found(&self.images()[0], &output, is_harmless);
+        assert_ours_finds_nothing(self.images());
     }
 }
 
@@ -155,11 +160,31 @@ fn uuid_tree_is_complete(device: &str) -> bool {
     field("generation").is_some() && field("generation") == field("uuid_tree_generation")
 }
 
-/// Checks that `btrfs check` finds nothing in a volume of one image, in metadata and in data. It
-/// needs no loop device.
+/// Checks that neither `btrfs check` nor our check finds anything in a volume of one image, in
+/// metadata and in data. It needs no loop device.
 #[track_caller]
 pub fn assert_image_checks(image: &Path) {
     assert_nothing_found(image, &check(image), |_| false);
+    assert_ours_finds_nothing(&[image]);
+}
+
+/// Checks that our check finds nothing.
+#[track_caller]
+fn assert_ours_finds_nothing(images: &[impl AsRef<Path>]) {
+    let open = |image: &dyn AsRef<Path>| -> Arc<dyn BlockDevice> {
+        Arc::new(FileDevice::open(image.as_ref()).expect("an image opens"))
+    };
+    let devices = images.iter().map(|image| open(image)).collect();
+    let options = CheckOptions { verifies_data: true, ..CheckOptions::default() };
+    let outcome = check_btrfs(devices, &options, &|_| ControlFlow::Continue(()));
+    let findings = outcome.expect("our check runs").findings;
+    let shown: Vec<_> = findings.iter().map(ToString::to_string).collect();
+    assert!(
+        shown.is_empty(),
+        "our check of {}:\n{}",
+        images[0].as_ref().display(),
+        shown.join("\n")
+    );
 }
 
 fn check(place: impl AsRef<OsStr>) -> Output {

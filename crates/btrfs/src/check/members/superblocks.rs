@@ -7,7 +7,7 @@
 use std::mem::offset_of;
 
 use offshoot_btrfs_format::superblock::{
-    RootBackup, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock, SuperblockItem,
+    RootBackup, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock, SuperblockItem, is_kept_superblock,
 };
 use offshoot_btrfs_format::{Generation, TreeId};
 use offshoot_device::BlockDevice;
@@ -89,7 +89,7 @@ fn check_member(
         .as_ref()
         .map_or(member.total_bytes(), |primary| primary.item.dev_item.total_bytes.get());
     let end = end.min(device.size_bytes());
-    for at in copies_at.into_iter().filter(|at| at + SUPERBLOCK_SIZE as u64 <= end) {
+    for at in copies_at.into_iter().filter(|&at| is_kept_superblock(at, end)) {
         match superblock_at(device, at) {
             Ok(copy) => {
                 if let Some(primary) = &primary {
