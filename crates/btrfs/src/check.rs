@@ -51,7 +51,7 @@ pub(crate) use quota::{GroupBytes, QuotaGroups};
 pub(crate) use reached::{ExtentWithOwners, ReachedVolume};
 pub(crate) use reference::ReferenceTarget;
 pub(crate) use users::{DataUsers, used_range, users_of};
-pub(crate) use volume::{CheckedVolume, KeyRange};
+pub(crate) use volume::{CheckedVolume, KeyRange, Walked};
 
 pub use finding::{BtrfsFinding, BtrfsFindingCode, BtrfsFindingPlace, FindingSeverity};
 pub use users::DataUser;

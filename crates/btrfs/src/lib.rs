@@ -88,7 +88,7 @@ pub use options::Mechanisms;
 pub use options::{Compress, EngineOptions, NewFiles, Rescue, RootChoice};
 pub use repair::{
     AcceptedData, AcceptedRange, FileOfAcceptedData, RepairClass, RepairOptions, RepairOutcome,
-    confirm_repair, repair_btrfs, undo_repair,
+    ScanOptions, ScanOutcome, confirm_repair, repair_btrfs, undo_repair,
 };
 pub use report::{LostItems, Reporter, VolumeReport};
 pub use rescue::{FoundRoot, RootSource};

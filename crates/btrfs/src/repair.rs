@@ -5,6 +5,7 @@
 //! of the members follow from that and from the chunks.
 //!
 //! ```text
+//! scan              only if asked for: superblocks and chunk tree from all tree blocks
 //! accept            data of chosen files that gets other checksums
 //! check             what is wrong, and what of it can be repaired
 //! files             names, entries and counts mended by copy on write
@@ -34,6 +35,7 @@ mod free_space;
 mod plan;
 mod quotas;
 mod saved;
+mod scan;
 mod shape;
 mod spool;
 mod staged;
@@ -62,7 +64,8 @@ use editor::{TreeEditor, TreeEdits};
 use extents::ExtentForm;
 use plan::{ItemMap, PlacedTrees, RepairPlan, RepairScope};
 use quotas::{QuotaChanges, Recount};
-use saved::SavedState;
+use saved::{OldState, SavedState};
+use scan::ScannedState;
 use staged::StagedDevice;
 use survey::SpaceSurvey;
 use zerocopy::FromBytes;
@@ -71,6 +74,7 @@ use crate::tree::{Blocks as _, TreeRoot};
 
 pub use accept::{AcceptedData, AcceptedRange, FileOfAcceptedData};
 pub use findings::RepairClass;
+pub use scan::{ScanOptions, ScanOutcome};
 
 /// The `compat_ro` features that a repair maintains, or may leave as they are.
 const KEPT: CompatRo = CompatRo::FREE_SPACE_TREE
@@ -88,6 +92,8 @@ pub struct RepairOptions {
     /// Files whose data is accepted as it is on the devices, by their paths from the top level of
     /// the volume: data that does not fit its checksum gets another checksum.
     pub accepted: Vec<Vec<u8>>,
+    /// Whether all devices are searched when superblocks or the chunk tree cannot be used.
+    pub scan: Option<ScanOptions>,
     /// Whether the repair ends before anything is written to the devices.
     pub is_dry_run: bool,
 }
@@ -96,6 +102,8 @@ pub struct RepairOptions {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct RepairOutcome {
+    /// What the search of the devices found; `None` when none was needed or asked for.
+    pub scanned: Option<ScanOutcome>,
     /// What the check found before.
     pub before: CheckOutcome,
     /// What the check of the result finds; `None` when there is nothing to repair.
@@ -124,10 +132,19 @@ pub fn repair_btrfs(
     options: &RepairOptions,
     watch: &CheckWatch<'_>,
 ) -> Result<RepairOutcome> {
-    let accepted = Acceptance::of(devices, options, watch)?;
-    let before = check::check_btrfs(devices.to_vec(), &options.check, watch)?;
-    let classes = findings::classes(&before, &options.classes)?;
+    let staged = stage_devices(devices, options)?;
+    let scanned = match options.scan {
+        Some(scan) => scan::prepare(&staged, scan, options, watch)?,
+        None => None,
+    };
+    let accepted = Acceptance::of(&superblocks::as_devices(&staged), options, watch)?;
+    let mut before = check::check_btrfs(superblocks::as_devices(&staged), &options.check, watch)?;
+    if let Some(scanned) = &scanned {
+        scanned.add_findings(&mut before);
+    }
+    let classes = findings::classes(&before, &options.classes, scanned.is_some())?;
     let mut outcome = RepairOutcome {
+        scanned: scanned.as_ref().map(|scanned| scanned.outcome.clone()),
         before,
         after: None,
         classes,
@@ -139,7 +156,6 @@ pub fn repair_btrfs(
     if outcome.classes.is_empty() && accepted.edits.is_empty() {
         return Ok(outcome);
     }
-    let staged = stage_devices(devices, options)?;
     let scope = RepairScope {
         drops_checksums: findings::are_checksums_left(&outcome.before),
         recounts_quotas: outcome.classes.contains(&RepairClass::Quotas),
@@ -147,7 +163,7 @@ pub fn repair_btrfs(
     let mends_files = outcome.classes.contains(&RepairClass::Files);
     let findings = if mends_files { &outcome.before.findings[..] } else { &[] };
     let work = RepairWork { findings, checksums: accepted.edits.clone(), scope };
-    let placed = stage_trees(&staged, options, SavesOld::Yes, work, watch)?;
+    let placed = stage_trees(&staged, options, SavesOld::Yes(scanned.as_ref()), work, watch)?;
     let volume = check::open(superblocks::as_devices(&staged), None, &options.check, watch)?;
     accepted.require_readable(&volume)?;
     drop(volume);
@@ -191,6 +207,7 @@ pub fn undo_repair(
             saved.blocks
         )));
     }
+    saved::stage_bytes(&volume, &saved)?;
     if !options.is_dry_run {
         superblocks::write_through(&staged)?;
     }
@@ -231,9 +248,10 @@ struct RepairWork<'w> {
 }
 
 /// Whether the old superblocks are saved.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum SavesOld {
-    Yes,
+#[derive(Clone, Copy)]
+enum SavesOld<'s> {
+    /// Those on the devices, or what was at their places before a scan.
+    Yes(Option<&'s ScannedState>),
     No,
 }
 
@@ -277,7 +295,7 @@ impl RepairBase {
 fn stage_trees(
     staged: &[Arc<StagedDevice>],
     options: &RepairOptions,
-    saves_old: SavesOld,
+    saves_old: SavesOld<'_>,
     work: RepairWork<'_>,
     watch: &CheckWatch<'_>,
 ) -> Result<PlacedTrees> {
@@ -288,7 +306,12 @@ fn stage_trees(
     let (survey, reached) = look(&volume, &chunks, scope)?;
     let generation = Generation(volume.superblock().generation.0 + 1);
     let saved = match saves_old {
-        SavesOld::Yes => saved::items(&volume, generation, reached.blocks())?,
+        SavesOld::Yes(Some(scanned)) => {
+            saved::items(&scanned.old_state(), generation, reached.blocks())
+        }
+        SavesOld::Yes(None) => {
+            saved::items(&OldState::read(&volume)?, generation, reached.blocks())
+        }
         SavesOld::No => ItemMap::new(),
     };
     let root = volume.block(&volume.chunk_tree().expected())?;
@@ -419,19 +442,25 @@ fn root_item(volume: &CheckedVolume<'_>, id: TreeId) -> Option<(Key, TreeRoot, V
     (data.len() == size_of::<RootItem>()).then_some((key, root, data))
 }
 
-/// Writes the saved superblocks to staged devices.
+/// Writes the superblocks of the saved state to staged devices.
 fn stage_saved(volume: &CheckedVolume<'_>, saved: &SavedState) -> Result<()> {
     let parse = |bytes: &[u8]| Superblock::parse(bytes, SUPERBLOCK_OFFSETS[0]).ok();
-    let newest = saved.superblocks.values().filter_map(|bytes| parse(bytes));
-    let newest = newest.max_by_key(|superblock| superblock.generation);
+    let all = saved.superblocks.values().filter_map(|bytes| parse(bytes));
+    let newest = match &saved.found {
+        Some(found) => parse(found),
+        None => all.max_by_key(|superblock| superblock.generation),
+    };
     let newest = newest.ok_or_else(|| stale("none of the saved superblocks verifies"))?;
     for member in volume.storage.members() {
         let Some(bytes) = saved.superblocks.get(&member.id.0) else {
             return Err(stale(&format!("there is no saved superblock of {}", member.name())));
         };
         let mut item = newest.item.clone();
-        item.dev_item = parse(bytes).map_or(member.item, |own| own.item.dev_item);
-        superblocks::stage(volume, member, &item, Some(bytes))?;
+        // One superblock was found for all members, and their bytes may be anything.
+        let own = if saved.found.is_some() { None } else { parse(bytes) };
+        item.dev_item = own.map_or(member.item, |own| own.item.dev_item);
+        let primary = Some(&bytes[..]).filter(|_| saved.found.is_none());
+        superblocks::stage(volume, member, &item, primary)?;
     }
     Ok(())
 }
@@ -511,9 +540,14 @@ fn require_whole(reached: &ReachedVolume<'_, '_>, replaced: &BTreeSet<TreeId>) -
     if lost.is_empty() {
         return Ok(());
     }
+    let step = if reached.damaged().contains(&TreeId::CHUNK) {
+        "repair --scan makes the chunk tree anew"
+    } else {
+        "get out the files with extract"
+    };
     let what = format!(
-        "blocks of the trees {} cannot be used, and what they lead to is not known: get out the \
-         files with extract; nothing was written",
+        "blocks of the trees {} cannot be used, and what they lead to is not known: {step}; \
+         nothing was written",
         lost.join(", ")
     );
     Err(Error::corrupt(offshoot_vfs::Structure::TreeBlock, what))

@@ -14,16 +14,19 @@
 //! | `chunks` | the chunks that a search finds, without the chunk tree |
 //! | `around` | what is lost so far, and what stands in for it |
 //! | `index` | the blocks of trees that a search finds |
+//! | `places` | all places of a device that may have a block |
 //! | `stand_in` | which of these blocks were behind a lost node, and a node over them |
 
 mod around;
 mod chunks;
 mod index;
+mod places;
 mod roots;
 mod stand_in;
 
 pub(crate) use around::{AroundDamage, TreesAbove};
 pub(crate) use chunks::{FoundChunks, find_chunks};
 pub(crate) use index::ScannedBlock;
+pub(crate) use places::each_place;
 pub use roots::{FoundRoot, RootSource};
 pub(crate) use roots::{root_at, scanned_roots, stored_roots};

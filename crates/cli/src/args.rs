@@ -174,6 +174,9 @@ was to be mended is. Until something else writes to the volume, --undo brings it
 Data that no copy fits its checksum of is lost to readers. --accept-data makes a file readable as it is on the devices, right or wrong; \
 it is never done by itself.
 
+With --scan a volume is repaired without any sound superblock, and with a damaged chunk tree: all devices are read from their beginning \
+to their end, and superblocks, system chunks and chunk tree are made from the tree blocks that are found.
+
 Exit codes: 0 if nothing is wrong any more, 3 if something is left or the repair is refused because of damage, 4 if the volume cannot \
 be repaired, 1 otherwise.
 
@@ -182,6 +185,7 @@ Examples:
   offshoot repair /dev/sdb
   offshoot repair --class extents --class space disk.img
   offshoot repair --dry-run --accept-data /var/log/messages disk.img
+  offshoot repair --scan --dry-run --device /dev/sdc /dev/sdb
   offshoot repair --undo /dev/sdb
   offshoot repair --confirm /dev/sdb";
 
@@ -598,6 +602,18 @@ fn parse_repair_class(name: &str) -> Result<RepairClass, String> {
     })
 }
 
+/// The search of the devices in a repair.
+#[derive(Args)]
+pub(crate) struct ScanArguments {
+    /// Search all devices if superblocks or the chunk tree cannot be used, and make them anew from
+    /// what is found
+    #[arg(long)]
+    pub(crate) scan: bool,
+    /// The volume that a scan looks for, when the devices have blocks of several
+    #[arg(long, value_name = "UUID", requires = "scan")]
+    pub(crate) fsid: Option<uuid::Uuid>,
+}
+
 #[derive(Args)]
 pub(crate) struct RepairArguments {
     #[command(flatten)]
@@ -606,14 +622,17 @@ pub(crate) struct RepairArguments {
     #[arg(short = 'n', long)]
     pub(crate) dry_run: bool,
     /// Bring the volume back to what it was before the last repair
-    #[arg(long, conflicts_with_all = ["confirm", "classes", "accept_data"])]
+    #[arg(long, conflicts_with_all = ["confirm", "classes", "accept_data", "scan"])]
     pub(crate) undo: bool,
     /// Keep the last repair: it cannot be undone any more
-    #[arg(long, conflicts_with_all = ["classes", "accept_data"])]
+    #[arg(long, conflicts_with_all = ["classes", "accept_data", "scan"])]
     pub(crate) confirm: bool,
-    /// What may be mended: superblocks, space (block groups, free space, ranges of devices),
-    /// extents, files (names, entries, counts) or quotas. Can be given several times. All but files
-    /// are made anew even if nothing is wrong with them
+    #[command(flatten)]
+    pub(crate) search: ScanArguments,
+    /// What may be mended: superblocks, chunks (the chunk tree, with --scan), space (block groups,
+    /// free space, ranges of devices), extents, files (names, entries, counts) or quotas. Can be
+    /// given several times. All but chunks and files are made anew even if nothing is wrong with
+    /// them
     #[arg(long = "class", value_name = "CLASS", value_parser = parse_repair_class)]
     pub(crate) classes: Vec<RepairClass>,
     /// Accept the data of this file as it is on the devices: what does not fit its checksum gets

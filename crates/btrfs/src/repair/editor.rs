@@ -127,7 +127,14 @@ impl<'e, 'c> TreeEditor<'e, 'c> {
 
     fn leaves(&mut self, tree: TreeId, leaves: &[Vec<(Key, Vec<u8>)>]) -> Result<Vec<NodePointer>> {
         let mut pointers = Vec::with_capacity(leaves.len());
+        let capacity = leaf_capacity(self.volume.superblock().node_size);
         for items in leaves {
+            // A damaged leaf may have names of one hash that do not fit into an item together.
+            let size: usize = items.iter().map(|(_, data)| ITEM_SIZE + data.len()).sum();
+            if size > capacity {
+                let problem = format!("a new item of tree {tree} does not fit into a leaf");
+                return Err(Error::corrupt(Structure::TreeBlock, problem));
+            }
             let first_key = items.first().map_or(Key::MIN, |(key, _)| *key);
             let all = items.iter().map(|(key, data)| (*key, &data[..]));
             pointers.push(self.write(tree, 0, first_key, |leaf| insert_items(leaf, 0, all))?);

@@ -13,6 +13,8 @@ use crate::check::{BtrfsFinding, BtrfsFindingCode, BtrfsFindingPlace, CheckOutco
 pub enum RepairClass {
     /// Superblocks, their copies, counters and backup roots.
     Superblocks,
+    /// The chunk tree, and the system chunks of the superblocks. It needs a scan.
+    Chunks,
     /// Block groups, free space, and the ranges that chunks have of members.
     Space,
     /// The extent tree.
@@ -25,14 +27,15 @@ pub enum RepairClass {
 
 impl RepairClass {
     /// All classes.
-    pub const ALL: [Self; 5] =
-        [Self::Superblocks, Self::Space, Self::Extents, Self::Files, Self::Quotas];
+    pub const ALL: [Self; 6] =
+        [Self::Superblocks, Self::Chunks, Self::Space, Self::Extents, Self::Files, Self::Quotas];
 
     /// Its name, as it stands on the command line.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Superblocks => "superblocks",
+            Self::Chunks => "chunks",
             Self::Space => "space",
             Self::Extents => "extents",
             Self::Files => "files",
@@ -49,6 +52,7 @@ impl RepairClass {
             | Code::SuperblockCopy
             | Code::SuperblockCounter
             | Code::BackupRoot => Some(Self::Superblocks),
+            Code::SystemChunk => Some(Self::Chunks),
             Code::DeviceExtent
             | Code::BlockGroup
             | Code::BlockGroupUsed
@@ -66,6 +70,7 @@ impl RepairClass {
             | Code::ExtraChecksum => Some(Self::Extents),
             Code::TreeBlock | Code::RefusedBlock | Code::RootItem | Code::MissingTree => {
                 match tree_of(&finding.place)? {
+                    TreeId::CHUNK => Some(Self::Chunks),
                     TreeId::EXTENT => Some(Self::Extents),
                     TreeId::BLOCK_GROUP | TreeId::FREE_SPACE | TreeId::DEV => Some(Self::Space),
                     _ => None,
@@ -84,7 +89,7 @@ impl RepairClass {
 
     /// Whether its structures are made anew in each repair, because they have items of all blocks.
     fn is_always_made(self) -> bool {
-        matches!(self, Self::Superblocks | Self::Space | Self::Extents)
+        matches!(self, Self::Superblocks | Self::Chunks | Self::Space | Self::Extents)
     }
 }
 
@@ -100,20 +105,30 @@ fn tree_of(place: &BtrfsFindingPlace) -> Option<TreeId> {
 }
 
 /// The classes of a repair: those that mend what was found, or those that the caller chose, which
-/// are made anew even if nothing is wrong with them.
+/// are made anew even if nothing is wrong with them. Chunks are mended after a scan alone.
 ///
 /// # Errors
 /// `EINVAL` when something is wrong that belongs to a class that was not chosen. All structures of
 /// these classes are made anew together, because each tree has items of the blocks of all.
-pub(super) fn classes(outcome: &CheckOutcome, chosen: &[RepairClass]) -> Result<Vec<RepairClass>> {
-    let found: BTreeSet<_> = outcome.findings.iter().filter_map(RepairClass::of).collect();
+pub(super) fn classes(
+    outcome: &CheckOutcome,
+    chosen: &[RepairClass],
+    is_scanned: bool,
+) -> Result<Vec<RepairClass>> {
+    let mut found: BTreeSet<_> = outcome.findings.iter().filter_map(RepairClass::of).collect();
+    if !is_scanned {
+        found.remove(&RepairClass::Chunks);
+    }
     if chosen.is_empty() {
         return Ok(found.into_iter().collect());
     }
     let is_left_out = |class: &&RepairClass| class.is_always_made() && !chosen.contains(class);
     let left_out: Vec<_> = found.iter().filter(is_left_out).map(|class| class.name()).collect();
     if left_out.is_empty() {
-        let chosen: BTreeSet<_> = chosen.iter().copied().collect();
+        let mut chosen: BTreeSet<_> = chosen.iter().copied().collect();
+        if !is_scanned {
+            chosen.remove(&RepairClass::Chunks);
+        }
         return Ok(chosen.into_iter().collect());
     }
     let what = format!(

@@ -220,9 +220,9 @@ impl RepairPlan<'_, '_> {
 pub(super) fn member_bytes(chunks: &[Chunk], id: u64) -> u64 {
     let of = |chunk: &Chunk| {
         let stripes = chunk.stripes.iter().filter(|stripe| stripe.device.0 == id).count();
-        stripes as u64 * chunk.stripe_bytes()
+        (stripes as u64).saturating_mul(chunk.stripe_bytes())
     };
-    chunks.iter().map(of).sum()
+    chunks.iter().map(of).fold(0, u64::saturating_add)
 }
 
 /// The items of the members in the chunk tree.

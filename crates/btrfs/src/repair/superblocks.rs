@@ -77,7 +77,7 @@ fn backup(plan: &RepairPlan<'_, '_>, placed: &PlacedTrees, item: &SuperblockItem
 }
 
 /// Whether a member has a superblock at this offset.
-fn is_inside(member: &Member, offset: u64) -> bool {
+pub(super) fn is_inside(member: &Member, offset: u64) -> bool {
     offset + SUPERBLOCK_SIZE as u64 <= member.total_bytes()
 }
 

@@ -11,7 +11,7 @@
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 
 use offshoot_btrfs_format::block::{BlockHeader, HEADER_SIZE};
 use offshoot_btrfs_format::check;
@@ -21,14 +21,12 @@ use offshoot_btrfs_format::{DeviceId, Generation, ItemType, Key, Logical, Physic
 use uuid::Uuid;
 use zerocopy::FromBytes;
 
+use super::places::each_place;
 use crate::block::TreeBlock;
 use crate::storage::{GivenDevice, Storage};
 
 /// The most entries of a kind that are kept.
 const MOST_KEPT: usize = 1 << 18;
-
-/// The bytes that are read from a device at a time.
-const PIECE_BYTES: u64 = 1 << 20;
 
 /// A description with the generation of the leaf that it is in.
 type Newest<K, V> = BTreeMap<K, (Generation, V)>;
@@ -195,45 +193,13 @@ fn system_ranges(storage: &Storage, id: u64) -> Vec<Range<u64>> {
 /// Searches a range of a device for leaves that describe chunks.
 fn search(storage: &Storage, one: &GivenDevice, range: Range<u64>, all: &mut Descriptions) {
     let superblock = storage.superblock();
-    let (sector, node_size) = (superblock.sector_size, superblock.node_size as usize);
-    let end = range.end.min(one.device().size_bytes());
-    let mut at = range.start;
-    while at < end {
-        // The last blocks of a piece reach into the next one.
-        let len = (PIECE_BYTES + node_size as u64).min(end - at);
-        let mut bytes = vec![0; usize::try_from(len).unwrap_or(0)];
-        if one.device().read_at(at, &mut bytes).is_ok() {
-            let most = usize::try_from(PIECE_BYTES).unwrap_or(usize::MAX).min(bytes.len());
-            for offset in (0..most).step_by(sector as usize) {
-                if let Some(block) = bytes.get(offset..offset + node_size)
-                    && let Some(leaf) = leaf_in(storage, block)
-                {
-                    all.take(&leaf, sector);
-                }
-            }
-        } else {
-            search_by_block(storage, one, at..at + len, all);
-        }
-        at += PIECE_BYTES;
-    }
-}
-
-/// As [`search`], where the device cannot read a whole piece.
-fn search_by_block(
-    storage: &Storage,
-    one: &GivenDevice,
-    range: Range<u64>,
-    all: &mut Descriptions,
-) {
-    let superblock = storage.superblock();
-    let mut block = vec![0; superblock.node_size as usize];
-    for at in range.step_by(superblock.sector_size as usize) {
-        if one.device().read_at(at, &mut block).is_ok()
-            && let Some(leaf) = leaf_in(storage, &block)
-        {
+    let places = (superblock.sector_size, superblock.node_size);
+    let _ = each_place(one.device(), range, places, &mut |_, block| {
+        if let Some(leaf) = leaf_in(storage, block) {
             all.take(&leaf, superblock.sector_size);
         }
-    }
+        ControlFlow::Continue(())
+    });
 }
 
 /// The leaf in `bytes`, if it is one that may describe chunks. The cheap comparisons come first.

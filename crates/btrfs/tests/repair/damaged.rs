@@ -45,7 +45,7 @@ impl SmallRecipe for Recipe {
 }
 
 /// Writes garbage over all copies of the blocks that `is_wanted` takes.
-fn spoil_blocks(volume: &DamagedVolume, is_wanted: impl Fn(&BlockHeader) -> bool) {
+pub(crate) fn spoil_blocks(volume: &DamagedVolume, is_wanted: impl Fn(&BlockHeader) -> bool) {
     let blocks = volume.target.blocks.iter();
     for block in blocks.filter(|block| is_wanted(header(&block.bytes))) {
         for &(member, offset) in &block.places {

@@ -65,8 +65,20 @@ pub(crate) fn differences(one: &[u8], other: &[u8]) -> Vec<Range<usize>> {
 /// shows `before`, and that undoing the repair gives back the bytes that were there.
 #[track_caller]
 pub(crate) fn require_repaired(disks: &Disks, classes: &[RepairClass], before: &str) {
+    let options = RepairOptions { classes: classes.to_vec(), ..RepairOptions::default() };
+    require_repaired_with(disks, &options, before);
+}
+
+/// The same with these options. Returns what was done.
+#[track_caller]
+pub(crate) fn require_repaired_with(
+    disks: &Disks,
+    options: &RepairOptions,
+    before: &str,
+) -> RepairOutcome {
     let old = bytes(disks);
-    let outcome = repair(disks, classes).expect("it is repaired");
+    let watch = |_: &offshoot_btrfs::CheckEvent| ControlFlow::Continue(());
+    let outcome = repair_btrfs(&disks.writable_devices(), options, &watch).expect("it is repaired");
     let after = outcome.after.as_ref().expect("there was something to repair");
     assert!(outcome.is_written && after.findings.is_empty(), "{}", show(after));
     assert_eq!(progs_complaints(disks), None, "after the repair");
@@ -90,6 +102,7 @@ pub(crate) fn require_repaired(disks: &Disks, classes: &[RepairClass], before: &
     let kernel = shown_by_kernel(disks);
     assert_eq!(without_times(&kernel), without_times(before));
     undo(disks).expect_err("the kernel has written");
+    outcome
 }
 
 /// The places of superblocks.

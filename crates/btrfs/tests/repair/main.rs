@@ -21,3 +21,4 @@ mod mutation;
 #[path = "../check/quota_volumes.rs"]
 mod quota_volumes;
 mod quotas;
+mod scanned;

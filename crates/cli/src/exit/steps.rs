@@ -12,6 +12,8 @@ const CHECK: &str = "`offshoot check` lists all that is wrong";
 const RECOVER: &str = "`offshoot recover` gets out of a btrfs volume what can still be read";
 const REPAIR_XFS: &str = "xfs_repair repairs an XFS volume";
 const SCRUB: &str = "`offshoot scrub` repairs what another copy has";
+const SCAN: &str = "`offshoot repair --scan` makes superblocks and the chunk tree of a btrfs volume \
+                    from what a search of all devices finds";
 const SALVAGE: &str = "`offshoot extract --salvage` writes the rest of a file, and \
                        --ignore-checksums reads it as it is";
 
@@ -29,7 +31,8 @@ pub(super) fn after(error: &Error) -> &'static [&'static str] {
         return &[];
     }
     match error.code() {
-        Code::Superblock => &[SUPERBLOCKS, RECOVER],
+        Code::Superblock => &[SUPERBLOCKS, SCAN, RECOVER],
+        Code::Chunk => &[CHECK, SCAN, RECOVER],
         Code::Data | Code::CompressedData => &[SCRUB, SALVAGE],
         Code::AllocationGroup | Code::GroupRecord => &[CHECK, REPAIR_XFS],
         // What to do about a log is said with the failure.
@@ -47,7 +50,7 @@ mod tests {
     #[test]
     fn each_kind_of_damage_has_a_step_and_other_errors_have_none() {
         let steps = |structure| after(&Error::corrupt(structure, "it is damaged"));
-        assert_eq!(steps(Structure::Superblock), [SUPERBLOCKS, RECOVER]);
+        assert_eq!(steps(Structure::Superblock), [SUPERBLOCKS, SCAN, RECOVER]);
         assert_eq!(steps(Structure::Leaf), [CHECK, RECOVER]);
         assert_eq!(steps(Structure::Data), [SCRUB, SALVAGE]);
         assert_eq!(after(&Error::posix(Errno::NOENT, "/etc/fstab")), [""; 0]);

@@ -6,11 +6,12 @@ use std::sync::Arc;
 
 use offshoot_btrfs::{
     AcceptedData, AcceptedRange, BtrfsFinding, CheckEvent, DataUser, FileOfAcceptedData,
-    RepairClass, RepairOptions, RepairOutcome, confirm_repair, repair_btrfs, undo_repair,
+    RepairClass, RepairOptions, RepairOutcome, ScanOptions, ScanOutcome, confirm_repair,
+    repair_btrfs, undo_repair,
 };
 use offshoot_btrfs_format::TreeId;
 use offshoot_device::BlockDevice;
-use offshoot_vfs::Errno;
+use offshoot_vfs::{Code, Errno};
 use serde_json::json;
 
 use super::check::{as_json, check_options, show_progress};
@@ -26,11 +27,16 @@ pub(in crate::verbs) fn run(
     console: &Arc<Console>,
 ) -> Result {
     let check = check_options(&arguments.info.volume, &arguments.room)?;
+    if arguments.classes.contains(&RepairClass::Chunks) && !arguments.search.scan {
+        let what = "the class chunks is mended with --scan alone".to_owned();
+        return Err(VerbFailure::Usage(what));
+    }
     let paths = arguments.accept_data.iter();
     let options = RepairOptions {
         check,
         classes: arguments.classes.clone(),
         accepted: paths.map(|path| path.as_bytes().to_vec()).collect(),
+        scan: arguments.search.scan.then_some(ScanOptions { fsid: arguments.search.fsid }),
         is_dry_run: arguments.dry_run,
     };
     interrupt::watch(console)?;
@@ -42,7 +48,12 @@ pub(in crate::verbs) fn run(
             console.error(&"interrupted: nothing was written");
             Err(VerbFailure::Reported(ExitStatus::Failed))
         }
-        Err(error) => Err(VerbFailure::Inside(arguments.info.volume.volume.clone(), error)),
+        Err(error) => {
+            if error.code() == Code::NoVolume && !arguments.search.scan {
+                console.step("`offshoot repair --scan` searches the devices for lost superblocks");
+            }
+            Err(VerbFailure::Inside(arguments.info.volume.volume.clone(), error))
+        }
         Ok(RepairVerbResult::Repaired(outcome)) => tell(&outcome, arguments, out, console),
         Ok(RepairVerbResult::Undone(generation)) => {
             if arguments.info.json {
@@ -148,6 +159,9 @@ fn write_summary(outcome: &RepairOutcome, rest: &[BtrfsFinding], out: &mut dyn W
     let is_rest = |finding: &&BtrfsFinding| {
         !rest.iter().any(|one| (one.code, one.place) == (finding.code, finding.place))
     };
+    if let Some(scanned) = &outcome.scanned {
+        write_scan(scanned, out)?;
+    }
     for finding in outcome.before.findings.iter().filter(is_rest) {
         writeln!(out, "mended: {}", Escaped(finding.to_string().as_bytes()))?;
     }
@@ -171,9 +185,39 @@ fn write_summary(outcome: &RepairOutcome, rest: &[BtrfsFinding], out: &mut dyn W
     Ok(())
 }
 
+/// Says what a scan has found.
+fn write_scan(scanned: &ScanOutcome, out: &mut dyn Write) -> Result {
+    let ScanOutcome { fsid, generation, newest, is_superblock_made, chunks, .. } = scanned;
+    writeln!(out, "found: volume {fsid}, as of transaction {generation}")?;
+    if newest > generation {
+        writeln!(out, "found: blocks of transaction {newest}, to which no whole root leads")?;
+    }
+    if *is_superblock_made {
+        writeln!(
+            out,
+            "found: no sound superblock; what only superblocks have is lost: the label, and what \
+             fsync wrote since that transaction"
+        )?;
+    }
+    if let Some(chunks) = chunks {
+        writeln!(out, "found: {chunks} chunks, for a new chunk tree")?;
+    }
+    Ok(())
+}
+
 fn as_one_object(outcome: &RepairOutcome) -> serde_json::Value {
     let all = |findings: &[BtrfsFinding]| findings.iter().map(as_json).collect::<Vec<_>>();
+    let scanned = outcome.scanned.as_ref().map(|scanned| {
+        json!({
+            "fsid": scanned.fsid,
+            "generation": scanned.generation.0,
+            "newest": scanned.newest.0,
+            "superblock_made": scanned.is_superblock_made,
+            "chunks": scanned.chunks,
+        })
+    });
     json!({
+        "scanned": scanned,
         "before": all(&outcome.before.findings),
         "after": all(rest(outcome)),
         "accepted": outcome.accepted.files.iter().map(accepted_as_json).collect::<Vec<_>>(),

@@ -1,0 +1,303 @@
+//! Repairs that need a search of all devices: no superblock is sound, or the chunk tree or the
+//! system chunks of the superblock cannot be used.
+//!
+//! The scan makes a state that can be checked and repaired like any other, and stages it: it is the
+//! last commit, with superblocks that lead to it and with a chunk tree. The ordinary repair goes on
+//! from there, so all of its rules hold.
+//!
+//! ```text
+//! search      all tree blocks of all devices                        search, described, features
+//! find        members, chunks, the newest whole root                found
+//! stage       superblocks of that commit, a chunk tree if needed    made, chunk_tree
+//! repair      as always: derived trees anew, checked, written
+//! ```
+//!
+//! What was in the places of superblocks is saved with the repair byte for byte ([`saved`]), and so
+//! is the superblock that was found. Undoing the repair looks with that one whether the old trees
+//! are whole, and then writes the bytes back.
+//!
+//! [`saved`]: super::saved
+
+mod agreed;
+mod chunk_tree;
+mod described;
+mod features;
+mod found;
+mod made;
+mod members;
+mod roots;
+mod search;
+mod stored;
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use offshoot_btrfs_format::chunk::{BlockGroupFlags, Chunk, DevItem};
+use offshoot_btrfs_format::csum::ChecksumType;
+use offshoot_btrfs_format::encode::sealed_superblock;
+use offshoot_btrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, SuperblockItem};
+use offshoot_btrfs_format::{Generation, ItemType, Logical, Physical, TreeId};
+use offshoot_device::BlockDevice;
+use offshoot_vfs::{Code, Errno, Error, Result};
+use uuid::Uuid;
+
+use super::saved::OldState;
+use super::staged::StagedDevice;
+use super::{RepairOptions, superblocks};
+use crate::check::{
+    self, BtrfsFinding, BtrfsFindingCode, BtrfsFindingPlace, CheckOutcome, CheckWatch,
+    CheckedVolume, KeyRange,
+};
+use found::{FoundState, Scan};
+use search::ScannedVolume;
+use stored::StoredSuperblocks;
+
+/// Options of a scan.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ScanOptions {
+    /// The volume, by the filesystem id that its blocks carry; `None` for the only one that is
+    /// there.
+    pub fsid: Option<Uuid>,
+}
+
+/// What a scan has found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ScanOutcome {
+    /// The filesystem id that the blocks of the volume carry.
+    pub fsid: Uuid,
+    /// The transaction that the volume is repaired to.
+    pub generation: Generation,
+    /// The newest transaction of which there is a tree block. If it is newer, it was not complete,
+    /// or blocks of it are lost.
+    pub newest: Generation,
+    /// Whether the superblock was made from the trees, so that its label is lost.
+    pub is_superblock_made: bool,
+    /// How many chunks a new chunk tree has; `None` when the old one was whole.
+    pub chunks: Option<usize>,
+}
+
+/// A state that was found and staged.
+pub(super) struct ScannedState {
+    pub(super) outcome: ScanOutcome,
+    /// The superblock of the state, with the item of one of the members.
+    superblock: Box<SuperblockItem>,
+    checksum: ChecksumType,
+    /// What was at all places of superblocks, by the number of the member.
+    old_bytes: BTreeMap<u64, Vec<u8>>,
+    findings: Vec<BtrfsFinding>,
+}
+
+impl ScannedState {
+    /// What a repair saves.
+    pub(super) fn old_state(&self) -> OldState {
+        let [primary, ..] = SUPERBLOCK_OFFSETS;
+        let found = sealed_superblock(&self.superblock, Physical(primary), self.checksum);
+        OldState { superblocks: self.old_bytes.clone(), found: Some(found.to_vec()) }
+    }
+
+    /// Adds what the scan has found wrong, which the check of the staged state does not see.
+    pub(super) fn add_findings(&self, outcome: &mut CheckOutcome) {
+        let ScanOutcome { is_superblock_made, chunks, .. } = self.outcome;
+        // The scan has made counters zero that the repair computes, and backups name the old chunk
+        // tree.
+        let is_made = |one: &BtrfsFinding| match one.code {
+            BtrfsFindingCode::SuperblockCounter => is_superblock_made,
+            BtrfsFindingCode::BackupRoot => is_superblock_made || chunks.is_some(),
+            _ => false,
+        };
+        outcome.findings.retain(|one| !is_made(one));
+        outcome.findings.extend(self.findings.iter().cloned());
+        outcome.findings.sort();
+    }
+}
+
+/// Finds the state of the volume and stages it. `None` when superblocks and chunk tree can be used
+/// as they are.
+///
+/// # Errors
+/// When the devices hold no volume or several, a member is missing, or what was found does not fit
+/// together. `EINTR` when `watch` ended the scan.
+pub(super) fn prepare(
+    staged: &[Arc<StagedDevice>],
+    scan: ScanOptions,
+    options: &RepairOptions,
+    watch: &CheckWatch<'_>,
+) -> Result<Option<ScannedState>> {
+    let devices = superblocks::as_devices(staged);
+    let stored = devices.iter().map(|device| StoredSuperblocks::read(&**device));
+    let stored = stored.collect::<Result<Vec<_>>>()?;
+    if can_be_used(&devices, &stored, options, watch)? {
+        return Ok(None);
+    }
+    let known = stored.iter().find_map(|stored| stored.sound.as_ref());
+    let known = known.map(|superblock| superblock.metadata_uuid);
+    let fsid = scan.fsid.or(known);
+    let volumes = search::search(&devices, fsid, watch)?;
+    if volumes.is_empty() {
+        let of = fsid.map_or_else(|| "btrfs".to_owned(), |fsid| format!("volume {fsid}"));
+        let what = format!("no tree block of {of} is on the devices; nothing was written");
+        return Err(Error::posix(Errno::INVAL, what).with_code(Code::NoVolume));
+    }
+    let scan = Scan { devices: &devices, stored: &stored, options, watch };
+    let (volume, state) = choose(&scan, &volumes)?;
+    stage(staged, &stored, volume, state).map(Some)
+}
+
+/// Whether superblocks and chunk tree can be used as they are.
+fn can_be_used(
+    devices: &[Arc<dyn BlockDevice>],
+    stored: &[StoredSuperblocks],
+    options: &RepairOptions,
+    watch: &CheckWatch<'_>,
+) -> Result<bool> {
+    match check::open(devices.to_vec(), None, &options.check, watch) {
+        Ok(volume) => Ok(has_whole_chunk_tree(&volume)),
+        Err(error) => {
+            let sound = stored.iter().filter_map(|stored| stored.sound.as_ref());
+            let needed = sound.map(|one| one.item.num_devices.get()).max().unwrap_or_default();
+            let is_missing = needed > devices.len() as u64;
+            let is_damage = matches!(error, Error::Corrupt(_))
+                || matches!(error.code(), Code::NoVolume | Code::Incomplete);
+            if is_damage && !is_missing { Ok(false) } else { Err(error) }
+        }
+    }
+}
+
+/// Whether the chunk tree is whole, and the superblock has its system chunks.
+fn has_whole_chunk_tree(volume: &CheckedVolume<'_>) -> bool {
+    let (mut system, sector) = (Vec::new(), volume.superblock().sector_size);
+    let walked = volume.each_item(volume.chunk_tree(), KeyRange::ALL, &mut |key, data| {
+        if key.item_type == ItemType::CHUNK_ITEM
+            && let Ok((chunk, _)) = Chunk::parse_prefix(key, data, sector)
+            && chunk.flags.0 & BlockGroupFlags::SYSTEM != 0
+        {
+            system.push(chunk);
+        }
+        ControlFlow::Continue(())
+    });
+    let mut array = volume.superblock().system_chunks.clone();
+    array.sort_by_key(|chunk| chunk.start);
+    walked.is_whole() && array == system
+}
+
+/// The one volume whose state is found.
+fn choose<'v>(
+    scan: &Scan<'_>,
+    volumes: &'v [ScannedVolume],
+) -> Result<(&'v ScannedVolume, FoundState)> {
+    let (mut found, mut first_error) = (Vec::new(), None);
+    let mut newest: Vec<_> = volumes.iter().collect();
+    newest.sort_by_key(|volume| std::cmp::Reverse(volume.newest));
+    for volume in newest {
+        match scan.find(volume) {
+            Ok(state) => found.push((volume, state)),
+            Err(error) if error.errno() == Errno::INTR => return Err(error),
+            Err(error) => _ = first_error.get_or_insert(error),
+        }
+    }
+    let ids: Vec<_> = found.iter().map(|(volume, _)| volume.fsid.to_string()).collect();
+    match (found.pop(), ids.len()) {
+        (Some(state), 1) => Ok(state),
+        (Some(_), _) => {
+            let what = format!(
+                "the devices hold the volumes {}; nothing was written: choose one with --fsid",
+                ids.join(" and ")
+            );
+            Err(Error::posix(Errno::INVAL, what).with_code(Code::SeveralVolumes))
+        }
+        (None, _) => Err(first_error.unwrap_or_else(|| {
+            Error::posix(Errno::INVAL, "no volume is on the devices").with_code(Code::NoVolume)
+        })),
+    }
+}
+
+/// Stages what was found.
+fn stage(
+    staged: &[Arc<StagedDevice>],
+    stored: &[StoredSuperblocks],
+    volume: &ScannedVolume,
+    state: FoundState,
+) -> Result<ScannedState> {
+    let FoundState { items, order, superblock, chunk_root, oldest, is_made } = state;
+    let generation = Generation(superblock.generation.get());
+    let devices = (staged, &order[..]);
+    let new_root = if let Some(root) = chunk_root {
+        root
+    } else {
+        let lead_to = (!is_made).then_some(&*superblock);
+        chunk_tree::stage(&items, volume, devices, (generation, oldest), lead_to)?
+    };
+    let mut item = made::with_chunk_tree(&superblock, &items, new_root)?;
+    made::stage(&item, devices, volume.checksum)?;
+    if let Some(own) = order.first() {
+        item.dev_item = *own;
+    }
+    let mut findings = problems(stored, &order, is_made);
+    if let Some(finding) = wrong_array(stored, &items.system()) {
+        findings.push(finding);
+    }
+    if chunk_root.is_none() {
+        let logical = Logical(superblock.chunk_root.get());
+        let place = if is_made {
+            BtrfsFindingPlace::Tree(TreeId::CHUNK)
+        } else {
+            BtrfsFindingPlace::Block { tree: TreeId::CHUNK, logical }
+        };
+        let problem = "the chunk tree has lost blocks";
+        findings.push(finding(BtrfsFindingCode::TreeBlock, place, problem.into()));
+    }
+    let outcome = ScanOutcome {
+        fsid: volume.fsid,
+        generation,
+        newest: volume.newest.max(generation),
+        is_superblock_made: is_made,
+        chunks: chunk_root.is_none().then_some(items.chunks.len()),
+    };
+    let old_bytes = order.iter().zip(stored);
+    let old_bytes = old_bytes.map(|(own, stored)| (own.devid.get(), stored.bytes.clone()));
+    let old_bytes = old_bytes.collect();
+    let checksum = volume.checksum;
+    Ok(ScannedState { outcome, superblock: item, checksum, old_bytes, findings })
+}
+
+fn finding(code: BtrfsFindingCode, place: BtrfsFindingPlace, problem: String) -> BtrfsFinding {
+    BtrfsFinding { code, place, problem, expected: None, found: None, path: None }
+}
+
+/// What is wrong with the superblocks of the members.
+fn problems(stored: &[StoredSuperblocks], order: &[DevItem], is_made: bool) -> Vec<BtrfsFinding> {
+    let mut findings = Vec::new();
+    for (own, stored) in order.iter().zip(stored) {
+        let place = BtrfsFindingPlace::Member(own.devid.get());
+        for (at, problem) in &stored.problems {
+            if at.saturating_add(SUPERBLOCK_SIZE as u64) > own.total_bytes.get() {
+                continue;
+            }
+            let is_primary = SUPERBLOCK_OFFSETS.first() == Some(at);
+            let (code, what) = if is_primary {
+                (BtrfsFindingCode::Superblock, "the primary superblock")
+            } else {
+                (BtrfsFindingCode::SuperblockCopy, "the copy of the superblock")
+            };
+            let made = if is_made { "; no superblock of the volume is sound" } else { "" };
+            findings.push(finding(code, place, format!("{what} at byte {at}: {problem}{made}")));
+        }
+    }
+    findings
+}
+
+/// The finding that sound superblocks have other system chunks than the chunk tree.
+fn wrong_array(stored: &[StoredSuperblocks], system: &[&Chunk]) -> Option<BtrfsFinding> {
+    let is_wrong = |stored: &StoredSuperblocks| {
+        stored.sound.as_ref().is_some_and(|sound| {
+            let mut array: Vec<_> = sound.system_chunks.iter().collect();
+            array.sort_by_key(|chunk| chunk.start);
+            array != system
+        })
+    };
+    let problem = "the superblock and the chunk tree have different system chunks";
+    let (code, place) = (BtrfsFindingCode::SystemChunk, BtrfsFindingPlace::Volume);
+    stored.iter().any(is_wrong).then(|| finding(code, place, problem.into()))
+}
