@@ -16,7 +16,7 @@ use crate::csum::ChecksumType;
 use crate::dir::{DirEntryItem, DirItemEntry};
 use crate::edit::header_mut;
 use crate::extent::{EXTENT_FLAG_TREE_BLOCK, ExtentItem, TreeBlockInfo};
-use crate::inode::InodeRefItem;
+use crate::inode::{InodeExtrefItem, InodeRefItem};
 use crate::key::{DiskKey, objectid};
 use crate::root::{RootRef, RootRefItem};
 use crate::superblock::{SUPERBLOCK_SIZE, SuperblockItem};
@@ -154,6 +154,14 @@ pub fn dir_entry(entry: &DirItemEntry<'_>) -> Vec<u8> {
 #[must_use]
 pub fn inode_ref(index: u64, name: &[u8]) -> Vec<u8> {
     let item = InodeRefItem { index: index.into(), name_len: length(name).into() };
+    [item.as_bytes(), name].concat()
+}
+
+/// One name of an INODE_EXTREF.
+#[must_use]
+pub fn inode_extref(parent: u64, index: u64, name: &[u8]) -> Vec<u8> {
+    let name_len = length(name).into();
+    let item = InodeExtrefItem { parent: parent.into(), index: index.into(), name_len };
     [item.as_bytes(), name].concat()
 }
 

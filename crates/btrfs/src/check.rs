@@ -47,9 +47,11 @@ use walk::Walk;
 
 pub(crate) use groups::bad_data_in;
 pub(crate) use open::open;
+pub(crate) use paths::path_of_inode;
 pub(crate) use quota::{GroupBytes, QuotaGroups};
 pub(crate) use reached::{ExtentWithOwners, ReachedVolume};
 pub(crate) use reference::ReferenceTarget;
+pub(crate) use subvolumes::{LinkPlace, ListedRoot, RootTreeItems, is_possible_removal};
 pub(crate) use users::{DataUsers, used_range, users_of};
 pub(crate) use volume::{CheckedVolume, KeyRange, Walked};
 

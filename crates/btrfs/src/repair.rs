@@ -8,7 +8,9 @@
 //! scan              only if asked for: superblocks and chunk tree from all tree blocks
 //! accept            data of chosen files that gets other checksums
 //! check             what is wrong, and what of it can be repaired
+//! cut               what cannot be used of subvolumes that the user has named
 //! files             names, entries and counts mended by copy on write
+//! subvolumes        the same for links of subvolumes, their entries and UUIDs
 //! walk              all references of all trees, with the mended files
 //! survey            the items of extents; the places where nothing is
 //! quotas            the numbers of groups, counted anew
@@ -27,6 +29,7 @@
 //! for each extent of data of one block group.
 
 mod accept;
+mod cut;
 mod editor;
 mod extents;
 mod files;
@@ -34,47 +37,48 @@ mod findings;
 mod free_space;
 mod plan;
 mod quotas;
+mod roots;
 mod saved;
 mod scan;
 mod shape;
 mod spool;
 mod staged;
+mod subvolumes;
 mod superblocks;
 mod survey;
+mod task;
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::ops::ControlFlow;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use offshoot_btrfs_format::chunk::Chunk;
-use offshoot_btrfs_format::root::RootItem;
 use offshoot_btrfs_format::superblock::{
     CompatRo, Incompat, SUPER_FLAG_SEEDING, SUPERBLOCK_OFFSETS, Superblock, SuperblockItem,
 };
-use offshoot_btrfs_format::{Generation, ItemType, Key, TreeId};
+use offshoot_btrfs_format::{Generation, TreeId};
 use offshoot_device::BlockDevice;
 use offshoot_vfs::{Code, Errno, Error, Result};
 
-use crate::check::{
-    self, BtrfsFinding, CheckOptions, CheckOutcome, CheckWatch, CheckedVolume, KeyRange,
-    ReachedVolume,
-};
+use crate::check::{self, CheckOptions, CheckOutcome, CheckWatch, CheckedVolume, ReachedVolume};
 use accept::Acceptance;
-use editor::{TreeEditor, TreeEdits};
 use extents::ExtentForm;
 use plan::{ItemMap, PlacedTrees, RepairPlan, RepairScope};
 use quotas::{QuotaChanges, Recount};
+use roots::RootStep;
 use saved::{OldState, SavedState};
-use scan::ScannedState;
 use staged::StagedDevice;
 use survey::SpaceSurvey;
-use zerocopy::FromBytes;
+use task::{RepairTask, SavesOld};
 
-use crate::tree::{Blocks as _, TreeRoot};
+use crate::tree::Blocks as _;
 
 pub use accept::{AcceptedData, AcceptedRange, FileOfAcceptedData};
+pub use cut::{CutOff, CutOffBlock, CutOffFile, SubvolumeName};
 pub use findings::RepairClass;
 pub use scan::{ScanOptions, ScanOutcome};
+
+/// The most rounds in which files are mended. A round is needed for each 10,000 findings.
+const MOST_ROUNDS: usize = 64;
 
 /// The `compat_ro` features that a repair maintains, or may leave as they are.
 const KEPT: CompatRo = CompatRo::FREE_SPACE_TREE
@@ -94,6 +98,9 @@ pub struct RepairOptions {
     pub accepted: Vec<Vec<u8>>,
     /// Whether all devices are searched when superblocks or the chunk tree cannot be used.
     pub scan: Option<ScanOptions>,
+    /// Subvolumes of which blocks that cannot be used are cut off. With any of them, everything
+    /// that is safe is repaired, whatever the classes say.
+    pub cut_off: Vec<SubvolumeName>,
     /// Whether the repair ends before anything is written to the devices.
     pub is_dry_run: bool,
 }
@@ -116,6 +123,8 @@ pub struct RepairOutcome {
     pub trees: Vec<TreeId>,
     /// How many tree blocks that takes.
     pub blocks: u64,
+    /// What is cut off subvolumes.
+    pub cut_off: Vec<CutOff>,
     /// Whether the devices were written.
     pub is_written: bool,
 }
@@ -142,7 +151,8 @@ pub fn repair_btrfs(
     if let Some(scanned) = &scanned {
         scanned.add_findings(&mut before);
     }
-    let classes = findings::classes(&before, &options.classes, scanned.is_some())?;
+    let chosen = if options.cut_off.is_empty() { &options.classes[..] } else { &[] };
+    let classes = findings::classes(&before, chosen, scanned.is_some())?;
     let mut outcome = RepairOutcome {
         scanned: scanned.as_ref().map(|scanned| scanned.outcome.clone()),
         before,
@@ -151,24 +161,21 @@ pub fn repair_btrfs(
         accepted: accepted.data.clone(),
         trees: Vec::new(),
         blocks: 0,
+        cut_off: Vec::new(),
         is_written: false,
     };
-    if outcome.classes.is_empty() && accepted.edits.is_empty() {
+    if outcome.classes.is_empty() && accepted.edits.is_empty() && options.cut_off.is_empty() {
         return Ok(outcome);
     }
-    let scope = RepairScope {
-        drops_checksums: findings::are_checksums_left(&outcome.before),
-        recounts_quotas: outcome.classes.contains(&RepairClass::Quotas),
-    };
-    let mends_files = outcome.classes.contains(&RepairClass::Files);
-    let findings = if mends_files { &outcome.before.findings[..] } else { &[] };
-    let work = RepairWork { findings, checksums: accepted.edits.clone(), scope };
-    let placed = stage_trees(&staged, options, SavesOld::Yes(scanned.as_ref()), work, watch)?;
+    let mut task =
+        RepairTask::of(&outcome, options, accepted.edits.clone(), SavesOld::Yes(scanned.as_ref()));
+    let placed = stage_trees(&staged, options, &mut task, watch)?;
     let volume = check::open(superblocks::as_devices(&staged), None, &options.check, watch)?;
     accepted.require_readable(&volume)?;
     drop(volume);
     let after = check::check_btrfs(superblocks::as_devices(&staged), &options.check, watch)?;
-    findings::require_repaired(&outcome.before, &after, &outcome.classes)?;
+    findings::require_repaired(&task.known, &after, &task.classes)?;
+    (outcome.classes, outcome.cut_off) = (task.classes, task.cut_off);
     outcome.trees = placed.trees.iter().map(|tree| tree.id).collect();
     outcome.blocks = placed.blocks();
     outcome.after = Some(after);
@@ -228,31 +235,15 @@ pub fn confirm_repair(
     let volume = check::open(superblocks::as_devices(&staged), None, &options.check, watch)?;
     saved::find(&volume)?;
     drop(volume);
-    stage_trees(&staged, options, SavesOld::No, RepairWork::default(), watch)?;
+    let mut task = RepairTask::without_mends(before);
+    let options = &RepairOptions { cut_off: Vec::new(), ..options.clone() };
+    stage_trees(&staged, options, &mut task, watch)?;
     let after = check::check_btrfs(superblocks::as_devices(&staged), &options.check, watch)?;
-    findings::require_repaired(&before, &after, &[])?;
+    findings::require_repaired(&task.known, &after, &[])?;
     if !options.is_dry_run {
         superblocks::write_through(&staged)?;
     }
     Ok(())
-}
-
-/// What a repair does.
-#[derive(Default)]
-struct RepairWork<'w> {
-    /// What is wrong with files, if they are mended.
-    findings: &'w [BtrfsFinding],
-    /// The changes of the checksum tree.
-    checksums: TreeEdits,
-    scope: RepairScope,
-}
-
-/// Whether the old superblocks are saved.
-#[derive(Clone, Copy)]
-enum SavesOld<'s> {
-    /// Those on the devices, or what was at their places before a scan.
-    Yes(Option<&'s ScannedState>),
-    No,
 }
 
 fn stage_devices(
@@ -282,74 +273,116 @@ impl RepairBase {
     /// What becomes of the quota tree.
     fn quotas(
         &self,
-        reached: &ReachedVolume<'_, '_>,
+        volume: &CheckedVolume<'_>,
         survey: &SpaceSurvey,
         recount: Recount,
     ) -> Result<QuotaChanges> {
+        if volume.tree(TreeId::QUOTA).is_none() {
+            return Ok(QuotaChanges::default());
+        }
+        let reached = ReachedVolume::of(volume, &survey::bounds(&self.chunks))?;
         let old = Generation(self.old.generation.get());
-        quotas::changes(reached, survey, (old, self.generation), recount)
+        quotas::changes(&reached, survey, (old, self.generation), recount)
     }
 }
 
-/// Mends files, if that is asked for, and makes the derived trees anew, all on staged devices.
+/// Cuts off and mends what `task` says, and makes the derived trees anew, all on staged devices.
 fn stage_trees(
     staged: &[Arc<StagedDevice>],
     options: &RepairOptions,
-    saves_old: SavesOld<'_>,
-    work: RepairWork<'_>,
+    task: &mut RepairTask<'_>,
     watch: &CheckWatch<'_>,
 ) -> Result<PlacedTrees> {
-    let scope = work.scope;
-    let volume = check::open(superblocks::as_devices(staged), None, &options.check, watch)?;
+    let mut volume = check::open(superblocks::as_devices(staged), None, &options.check, watch)?;
     let chunks: Vec<Chunk> = volume.storage.chunks().collect();
     require_repairable(&volume, &chunks)?;
-    let (survey, reached) = look(&volume, &chunks, scope)?;
+    let chosen = cut::chosen(&volume, &options.cut_off)?;
+    let mut given_up = chosen.clone();
+    given_up.extend(task.has_bad_uuids().then_some(TreeId::UUID));
+    let (mut survey, blocks) = look(&volume, &chunks, task.scope, &given_up)?;
     let generation = Generation(volume.superblock().generation.0 + 1);
-    let saved = match saves_old {
-        SavesOld::Yes(Some(scanned)) => {
-            saved::items(&scanned.old_state(), generation, reached.blocks())
-        }
-        SavesOld::Yes(None) => {
-            saved::items(&OldState::read(&volume)?, generation, reached.blocks())
-        }
+    let saved = match task.saves_old {
+        SavesOld::Yes(Some(scanned)) => saved::items(&scanned.old_state(), generation, blocks),
+        SavesOld::Yes(None) => saved::items(&OldState::read(&volume)?, generation, blocks),
         SavesOld::No => ItemMap::new(),
     };
     let root = volume.block(&volume.chunk_tree().expected())?;
     let chunk_tree_uuid = root.header().chunk_tree_uuid;
     let old = volume.superblock().item.clone();
-    let base = RepairBase { old, generation, chunk_tree_uuid, chunks, saved, scope };
-    let mut edits = files::edits(&volume, work.findings, generation)?;
-    if !work.checksums.is_empty() {
-        edits.insert(TreeId::CSUM, work.checksums);
+    let base = RepairBase { old, generation, chunk_tree_uuid, chunks, saved, scope: task.scope };
+    let steps = StagedSteps { staged, options, base: &base, watch };
+    if !chosen.is_empty() {
+        cut::keep_off_known(&volume, &base.chunks, &mut survey);
+        task.cut_off = cut::stage(&volume, &survey, &base, &chosen)?;
+        (volume, survey) = steps.next(&survey)?;
+        cut::find_lost_files(&volume, &mut task.cut_off)?;
+        task.learn(steps.check()?);
     }
-    if edits.is_empty() {
-        let quotas = base.quotas(&reached, &survey, Recount::when(scope.recounts_quotas))?;
-        drop(reached);
-        return make_anew(&volume, &survey, &base, quotas);
+    for _ in 0..MOST_ROUNDS {
+        let edits = task.file_edits(&volume, generation)?;
+        if edits.is_empty() {
+            break;
+        }
+        let mut step = RootStep::new(&volume, &survey, &base);
+        step.apply(edits)?;
+        step.finish()?;
+        (volume, survey) = steps.next(&survey)?;
+        if !task.are_more {
+            break;
+        }
+        task.learn(steps.check()?);
     }
-    drop(reached);
-    let are_files_edited = edits.keys().any(|tree| tree.is_subvolume());
-    let is_recounted = scope.recounts_quotas || are_files_edited;
-    stage_edits(&volume, &survey, &base, edits)?;
-    let edited = check::open(superblocks::as_devices(staged), None, &options.check, watch)?;
-    let (mut again, reached) = look(&edited, &base.chunks, scope)?;
-    again.keep_off(&survey);
-    let quotas = base.quotas(&reached, &again, Recount::when(is_recounted))?;
-    drop(reached);
-    make_anew(&edited, &again, &base, quotas)
+    let edits = task.subvolume_edits(&volume, generation)?;
+    if !edits.is_empty() {
+        let mut step = RootStep::new(&volume, &survey, &base);
+        step.apply_to_subvolumes(edits)?;
+        step.finish()?;
+        (volume, survey) = steps.next(&survey)?;
+    }
+    let is_recounted = task.scope.recounts_quotas || task.are_files_edited;
+    let quotas = base.quotas(&volume, &survey, Recount::when(is_recounted))?;
+    make_anew(&volume, &survey, &base, quotas)
 }
 
-/// Walks through all trees.
-fn look<'v, 'c>(
-    volume: &'v CheckedVolume<'c>,
+/// The states that the steps of a repair stage.
+struct StagedSteps<'s, 'c> {
+    staged: &'s [Arc<StagedDevice>],
+    options: &'s RepairOptions,
+    base: &'s RepairBase,
+    watch: &'c CheckWatch<'c>,
+}
+
+impl<'c> StagedSteps<'_, 'c> {
+    /// The state behind the last step, and where places are free in it and were in the states
+    /// before, whose last one is `before`.
+    fn next(&self, before: &SpaceSurvey) -> Result<(CheckedVolume<'c>, SpaceSurvey)> {
+        let devices = superblocks::as_devices(self.staged);
+        let next = check::open(devices, None, &self.options.check, self.watch)?;
+        let (mut survey, _) = look(&next, &self.base.chunks, self.base.scope, &BTreeSet::new())?;
+        survey.keep_off(before);
+        Ok((next, survey))
+    }
+
+    /// The check of the state behind the last step.
+    fn check(&self) -> Result<CheckOutcome> {
+        let devices = superblocks::as_devices(self.staged);
+        check::check_btrfs(devices, &self.options.check, self.watch)
+    }
+}
+
+/// Walks through all trees. Also returns how many blocks they have. The trees in `given_up` may
+/// have blocks that cannot be used.
+fn look(
+    volume: &CheckedVolume<'_>,
     chunks: &[Chunk],
     scope: RepairScope,
-) -> Result<(SpaceSurvey, ReachedVolume<'v, 'c>)> {
+    given_up: &BTreeSet<TreeId>,
+) -> Result<(SpaceSurvey, u64)> {
     let replaced: BTreeSet<_> = plan::replaced(volume, chunks, scope)?.into_iter().collect();
     let reached = ReachedVolume::of(volume, &survey::bounds(chunks))?;
-    require_whole(&reached, &replaced)?;
+    require_whole(volume, &reached, &replaced, given_up)?;
     let survey = survey::survey(volume, &reached, chunks, &replaced, form_of(volume))?;
-    Ok((survey, reached))
+    Ok((survey, reached.blocks()))
 }
 
 fn form_of(volume: &CheckedVolume<'_>) -> ExtentForm {
@@ -388,58 +421,6 @@ fn make_anew(
         superblocks::stage(volume, member, &item, None)?;
     }
     Ok(placed)
-}
-
-/// Applies edits to subvolumes, and stages superblocks that lead to the result.
-fn stage_edits(
-    volume: &CheckedVolume<'_>,
-    survey: &SpaceSurvey,
-    base: &RepairBase,
-    edits: BTreeMap<TreeId, TreeEdits>,
-) -> Result<()> {
-    let of_blocks = (base.generation, base.chunk_tree_uuid);
-    let mut editor = TreeEditor::new(volume, of_blocks, &survey.metadata);
-    let mut roots = TreeEdits::new();
-    let root_tree = volume.root_tree();
-    for (id, edits) in edits {
-        let Some((key, root, mut data)) = root_item(volume, id) else { continue };
-        let new = editor.apply(root, edits)?;
-        if let Ok((item, _)) = RootItem::mut_from_prefix(&mut data) {
-            item.bytenr = new.logical.0.into();
-            item.level = new.level;
-            item.generation = base.generation.0.into();
-            item.generation_v2 = base.generation.0.into();
-        }
-        roots.insert(key, Some(data));
-    }
-    let new = editor.apply(root_tree, roots)?;
-    let mut item = base.old.clone();
-    item.root = new.logical.0.into();
-    item.root_level = new.level;
-    item.generation = base.generation.0.into();
-    for member in volume.storage.members() {
-        let mut item = item.clone();
-        item.dev_item = member.item;
-        superblocks::stage(volume, member, &item, None)?;
-    }
-    Ok(())
-}
-
-/// The key of the root item of a tree, what it says, and its bytes; `None` for items of very old
-/// kernels, which are shorter.
-fn root_item(volume: &CheckedVolume<'_>, id: TreeId) -> Option<(Key, TreeRoot, Vec<u8>)> {
-    let range = KeyRange {
-        first: Key::new(id.0, ItemType::ROOT_ITEM, 0),
-        last: Key::new(id.0, ItemType::ROOT_ITEM, u64::MAX),
-    };
-    let mut found = None;
-    volume.each_item(volume.root_tree(), range, &mut |key, data| {
-        found = Some((key, data.to_vec()));
-        ControlFlow::Break(())
-    });
-    let (key, data) = found?;
-    let root = volume.tree(id)?;
-    (data.len() == size_of::<RootItem>()).then_some((key, root, data))
 }
 
 /// Writes the superblocks of the saved state to staged devices.
@@ -530,25 +511,16 @@ fn require_repairable(volume: &CheckedVolume<'_>, chunks: &[Chunk]) -> Result<()
 }
 
 /// Refuses when a tree has a block that cannot be used and that other structures follow from: what
-/// is below it would count as free.
-fn require_whole(reached: &ReachedVolume<'_, '_>, replaced: &BTreeSet<TreeId>) -> Result<()> {
+/// is below it would count as free. That is given up for the trees in `given_up`.
+fn require_whole(
+    volume: &CheckedVolume<'_>,
+    reached: &ReachedVolume<'_, '_>,
+    replaced: &BTreeSet<TreeId>,
+    given_up: &BTreeSet<TreeId>,
+) -> Result<()> {
     const MADE_ANEW: [TreeId; 4] =
         [TreeId::EXTENT, TreeId::BLOCK_GROUP, TreeId::FREE_SPACE, TreeId::DEV];
     let is_source = |tree: &TreeId| !(MADE_ANEW.contains(tree) && replaced.contains(tree));
-    let lost: Vec<_> =
-        reached.damaged().iter().filter(|tree| is_source(tree)).map(ToString::to_string).collect();
-    if lost.is_empty() {
-        return Ok(());
-    }
-    let step = if reached.damaged().contains(&TreeId::CHUNK) {
-        "repair --scan makes the chunk tree anew"
-    } else {
-        "get out the files with extract"
-    };
-    let what = format!(
-        "blocks of the trees {} cannot be used, and what they lead to is not known: {step}; \
-         nothing was written",
-        lost.join(", ")
-    );
-    Err(Error::corrupt(offshoot_vfs::Structure::TreeBlock, what))
+    let damaged = reached.damaged().iter().copied().filter(is_source).collect();
+    cut::require_chosen(volume, &damaged, given_up)
 }

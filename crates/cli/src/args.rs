@@ -168,6 +168,10 @@ const REPAIR_HELP: &str = "\
 What follows from other structures is made anew: the extent tree from all trees, block groups, free space and the ranges of the devices \
 from that and from the chunks, superblocks. Everything else that a check finds stays, and is named. The volume must not be in use.
 
+While blocks of a subvolume cannot be used, a repair is refused, because it would give up what is in them. --cut-off does that for the \
+subvolumes that are named: the blocks are cut off, and what was in them is lost. Everything else of the subvolume stays, and what has no \
+name any more comes to lost+found in it. With --dry-run it only says what would be lost. Get out what is needed with extract or recover first.
+
 Nothing that the volume leads to is overwritten. The result is checked before anything is written, and is not written unless all that \
 was to be mended is. Until something else writes to the volume, --undo brings it back to what it was. docs/repair.md says more.
 
@@ -186,6 +190,7 @@ Examples:
   offshoot repair --class extents --class space disk.img
   offshoot repair --dry-run --accept-data /var/log/messages disk.img
   offshoot repair --scan --dry-run --device /dev/sdc /dev/sdb
+  offshoot repair --dry-run --cut-off 257 --cut-off /snapshots/monday disk.img
   offshoot repair --undo /dev/sdb
   offshoot repair --confirm /dev/sdb";
 
@@ -630,9 +635,9 @@ pub(crate) struct RepairArguments {
     #[command(flatten)]
     pub(crate) search: ScanArguments,
     /// What may be mended: superblocks, chunks (the chunk tree, with --scan), space (block groups,
-    /// free space, ranges of devices), extents, files (names, entries, counts) or quotas. Can be
-    /// given several times. All but chunks and files are made anew even if nothing is wrong with
-    /// them
+    /// free space, ranges of devices), extents, files (names, entries, counts), quotas or
+    /// subvolumes (links, entries, UUIDs, removals). Can be given several times. Superblocks, space,
+    /// extents and quotas are made anew even if nothing is wrong with them
     #[arg(long = "class", value_name = "CLASS", value_parser = parse_repair_class)]
     pub(crate) classes: Vec<RepairClass>,
     /// Accept the data of this file as it is on the devices: what does not fit its checksum gets
@@ -640,6 +645,10 @@ pub(crate) struct RepairArguments {
     /// several times. Clones and snapshots that share the data show it, too
     #[arg(long, value_name = "PATH")]
     pub(crate) accept_data: Vec<OsString>,
+    /// Give up what is in the blocks of this subvolume that cannot be used: an id, or a path from
+    /// the top level (/2024 for one that is called 2024). Can be given several times
+    #[arg(long, value_name = "ID|PATH", conflicts_with_all = ["undo", "confirm", "classes"])]
+    pub(crate) cut_off: Vec<OsString>,
     #[command(flatten)]
     pub(crate) room: CheckRoomArguments,
 }

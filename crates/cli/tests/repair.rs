@@ -21,14 +21,14 @@ fn ends(code: i32, arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).expect("text")
 }
 
-/// Spoils all blocks of the extent tree.
-fn spoil(image: &Path) {
+/// Spoils all blocks of a tree.
+fn spoil(image: &Path, tree: u64) {
     let bytes = std::fs::read(image).expect("an image");
     let file = File::options().write(true).open(image).expect("an image");
     let fsid = &bytes[65_536 + 32..65_536 + 48];
     for at in (0..bytes.len()).step_by(4096) {
         let is_block =
-            bytes[at + 32..at + 48] == *fsid && bytes[at + 88..at + 96] == [2, 0, 0, 0, 0, 0, 0, 0];
+            bytes[at + 32..at + 48] == *fsid && bytes[at + 88..at + 96] == tree.to_le_bytes();
         if is_block && at != 65_536 {
             file.write_all_at(b"damage", at as u64 + 300).expect("it is written");
         }
@@ -92,7 +92,7 @@ fn a_repair_says_what_it_does_and_is_undone() {
     let image = disks.images()[0].to_str().expect("a plain path");
     assert!(ends(0, &["repair", image]).contains("nothing is wrong"));
     ends(1, &["repair", "--undo", image]);
-    spoil(&disks.images()[0]);
+    spoil(&disks.images()[0], 2);
     let damaged = std::fs::read(image).expect("an image");
     ends(3, &["check", image]);
     let said = ends(0, &["repair", "--dry-run", image]);
@@ -196,4 +196,35 @@ fn members_that_are_equal_are_told_apart_in_any_order() {
     let mount = disks.mount("ro");
     let file = std::fs::read(mount.path().join("file")).expect("it is there");
     assert!(file == vec![7; 1 << 20]);
+}
+
+#[test]
+fn lost_blocks_are_cut_off_where_that_is_chosen() {
+    let Some(judges) = judges::require() else { return };
+    let disks = Disks::create(&judges, 1, 256);
+    disks.mkfs(&["-m", "single"]);
+    let mount = disks.mount("rw,noatime");
+    let lost = mount.path().join("lost");
+    run("btrfs", &["subvolume", "create", &lost.display().to_string()]);
+    std::fs::write(lost.join("file"), "is lost").expect("a file");
+    std::fs::write(mount.path().join("file"), "contents").expect("a file");
+    drop(mount);
+    let image = disks.images()[0].to_str().expect("a plain path");
+    ends(1, &["repair", "--cut-off", "/lost", image]);
+    spoil(&disks.images()[0], 256);
+    let said = ends(3, &["repair", image]);
+    assert!(said.contains("--cut-off 256 then gives up"), "{said}");
+    ends(1, &["repair", "--cut-off", "/other", image]);
+    ends(2, &["repair", "--cut-off", "/lost", "--undo", image]);
+    let said = ends(0, &["repair", "--dry-run", "--cut-off", "/lost", image]);
+    let expected = "would be cut off: 1 block of the subvolume 256 (/lost), which would become";
+    assert!(said.contains(expected) && said.contains("of level 0: from"), "{said}");
+    ends(3, &["check", image]);
+    let said = ends(0, &["repair", "--json", "--cut-off", "256", image]);
+    assert!(said.contains("\"emptied\":true") && said.contains("\"lost_blocks\":1"), "{said}");
+    disks.assert_checks();
+    assert_eq!(ends(0, &["cat", &format!("{image}:/file")]), "contents");
+    assert_eq!(ends(0, &["ls", &format!("{image}:/lost")]), "");
+    ends(0, &["repair", "--undo", image]);
+    ends(3, &["check", image]);
 }

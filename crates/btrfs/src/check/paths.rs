@@ -36,6 +36,16 @@ pub(super) fn find(volume: &CheckedVolume<'_>, findings: &mut [BtrfsFinding]) {
     }
 }
 
+/// The path of one inode from the top level of the volume; `None` when no names lead up from it.
+pub(crate) fn path_of_inode(
+    volume: &CheckedVolume<'_>,
+    subvolume: TreeId,
+    ino: u64,
+) -> Option<Vec<u8>> {
+    let mut steps = LONGEST_PATH;
+    path_of(volume, subvolume, ino, &mut steps)
+}
+
 /// The path of an inode from the top level of the volume; `None` if it has none, or the way up
 /// takes more than `steps`.
 pub(super) fn path_of(

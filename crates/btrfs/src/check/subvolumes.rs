@@ -30,7 +30,8 @@ use offshoot_vfs::Result;
 
 use super::finding::{BtrfsFindingCode, BtrfsFindingPlace};
 use super::volume::CheckedVolume;
-use roots::RootTreeItems;
+pub(crate) use deleted::is_possible as is_possible_removal;
+pub(crate) use roots::{LinkPlace, ListedRoot, RootTreeItems};
 
 /// Checks them.
 ///

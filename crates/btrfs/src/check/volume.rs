@@ -200,7 +200,7 @@ impl<'c> CheckedVolume<'c> {
 
     /// The child at `slot` of `node`, whose keys are below `upper`; `None` when it cannot be used,
     /// which is a finding then.
-    pub(super) fn usable_child(
+    pub(crate) fn usable_child(
         &self,
         node: &TreeBlock,
         slot: usize,
@@ -288,7 +288,7 @@ impl<'c> CheckedVolume<'c> {
     }
 
     /// Tells the devices which leaves below a node will be read.
-    pub(super) fn read_ahead(&self, node: &TreeBlock, slots: Range<usize>) {
+    pub(crate) fn read_ahead(&self, node: &TreeBlock, slots: Range<usize>) {
         if node.header().level != 1 || slots.len() < 2 {
             return;
         }
@@ -349,7 +349,7 @@ impl<'c> CheckedVolume<'c> {
     /// The root as its block is. When the item that describes `root` contradicts a sound block, the
     /// item is wrong, which is a finding. A block that is older than the item says was not written:
     /// then the block is wrong, and the reader of the root finds that.
-    pub(super) fn actual_root(&self, root: TreeRoot) -> TreeRoot {
+    pub(crate) fn actual_root(&self, root: TreeRoot) -> TreeRoot {
         if self.block(&root.expected()).is_ok() {
             return root;
         }

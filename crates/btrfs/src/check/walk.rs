@@ -397,8 +397,12 @@ fn root_references(tree: &WalkedTree) -> GatheredRecords {
 
 /// The tree of a root item.
 pub(super) fn walked_tree(id: TreeId, item: &RootItem) -> WalkedTree {
+    // As in the kernel: the object id tells whether there is progress, and of subvolumes only the
+    // trees of deleted ones are given up.
     let progress = item.drop_progress.get();
-    let dropped = (progress != Key::MIN).then_some((progress, item.drop_level));
+    let is_live = id.is_subvolume() && item.refs > 0;
+    let is_dropped = progress.objectid != 0 && !is_live;
+    let dropped = is_dropped.then_some((progress, item.drop_level));
     let is_of_inodes = id.is_subvolume() || id == TreeId::DATA_RELOC;
     let has_inodes = is_of_inodes && dropped.is_none() && !item.is_dead();
     WalkedTree { root: root_of(id, item), dropped, has_inodes }

@@ -6,11 +6,10 @@
 
 use offshoot_btrfs_format::dir::extref_hash;
 use offshoot_btrfs_format::encode;
-use offshoot_btrfs_format::inode::{InodeExtrefItem, InodeName, inode_extrefs, inode_refs};
+use offshoot_btrfs_format::inode::{InodeName, inode_extrefs, inode_refs};
 use offshoot_btrfs_format::superblock::Incompat;
 use offshoot_btrfs_format::{ItemType, Key};
 use offshoot_vfs::{EntryPlace, Errno, Error, Result, Structure};
-use zerocopy::IntoBytes;
 
 use super::changes::Changes;
 use super::entries::EntryTarget;
@@ -18,13 +17,6 @@ use crate::storage::malformed;
 
 /// The most names that an inode can have.
 pub(super) const LINK_MAX: u32 = 65_535;
-
-fn extref(parent: u64, index: u64, name: &[u8]) -> Vec<u8> {
-    let name_len = u16::try_from(name.len()).expect("a name has at most 255 bytes");
-    let item =
-        InodeExtrefItem { parent: parent.into(), index: index.into(), name_len: name_len.into() };
-    [item.as_bytes(), name].concat()
-}
 
 impl Changes<'_, '_> {
     /// Gives the inode `ino` the name at `place`, whose entry has this index.
@@ -48,7 +40,7 @@ impl Changes<'_, '_> {
         }
         let key = Key::new(ino, ItemType::INODE_EXTREF, extref_hash(dir.ino, name));
         let mut names = self.get(key)?.unwrap_or_default().to_vec();
-        names.extend_from_slice(&extref(dir.ino, index, name));
+        names.extend_from_slice(&encode::inode_extref(dir.ino, index, name));
         if !self.fits(names.len()) {
             return Err(full());
         }
@@ -119,6 +111,6 @@ fn encoded(key: Key, one: &InodeName<'_>) -> Vec<u8> {
     if key.item_type == ItemType::INODE_REF {
         encode::inode_ref(one.index, one.name)
     } else {
-        extref(one.parent, one.index, one.name)
+        encode::inode_extref(one.parent, one.index, one.name)
     }
 }

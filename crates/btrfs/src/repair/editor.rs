@@ -10,6 +10,8 @@
 //!
 //! References are not counted here: the walk through the new trees finds them all.
 
+mod prune;
+
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -27,6 +29,8 @@ use super::superblocks;
 use crate::block::TreeBlock;
 use crate::check::CheckedVolume;
 use crate::tree::{Blocks as _, TreeRoot};
+
+pub(super) use prune::PrunedTree;
 
 /// New data of items, or `None` to remove an item.
 pub(super) type TreeEdits = BTreeMap<Key, Option<Vec<u8>>>;
@@ -62,19 +66,28 @@ impl<'e, 'c> TreeEditor<'e, 'c> {
         let block = self.volume.block(&root.expected())?;
         let (mut level, mut pointers) = (root.level, self.rewrite(root.id, &block, &edits)?);
         if pointers.is_empty() {
-            level = 0;
-            pointers = self.leaves(root.id, &[Vec::new()])?;
+            (level, pointers) = (0, self.leaves(root.id, &[Vec::new()])?);
         }
+        self.grown(root.id, level, pointers)
+    }
+
+    /// The root of a tree with these blocks of one level: one of them, or nodes above them.
+    fn grown(
+        &mut self,
+        tree: TreeId,
+        mut level: u8,
+        mut pointers: Vec<NodePointer>,
+    ) -> Result<TreeRoot> {
         while pointers.len() > 1 {
             level += 1;
             if level >= LEVEL_COUNT {
                 let problem = "it would have more levels than a tree may have";
                 return Err(Error::corrupt(Structure::TreeBlock, problem));
             }
-            pointers = self.nodes(root.id, level, &pointers)?;
+            pointers = self.nodes(tree, level, &pointers)?;
         }
         let logical = pointers.first().map_or(Logical(0), NodePointer::logical);
-        Ok(TreeRoot { id: root.id, logical, level, generation: self.generation })
+        Ok(TreeRoot { id: tree, logical, level, generation: self.generation })
     }
 
     /// The blocks that take the place of `block`.

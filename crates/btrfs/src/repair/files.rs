@@ -4,10 +4,13 @@
 //! |---|---|---|
 //! | a name of an inode, and its directory is there | the name | both items of the entry |
 //! | an entry to an inode that is there and lacks the name | the entry | the name |
-//! | an entry to an inode that is not there | | it is removed |
+//! | items of an inode that is not there | its items, and the entry to it | the inode ([`rebuilt`]) |
+//! | a name in a directory that is not there | the name | the directory ([`rebuilt`]) |
+//! | an entry to an inode of which nothing is there | | it is removed |
 //! | an inode with links and without names | | a name in `lost+found` |
 //! | links, size of a directory, bytes of a file | names, entries, extents | the counts |
 //! | an inode without links | the inode | the item that lists it for removal |
+//! | a range of a file without an extent | the others | an extent without data |
 //!
 //! A directory gets a name from an entry only if it has no other. If another inode has the name of
 //! the entry, or the inode has another name in this place, the entry is removed.
@@ -16,16 +19,19 @@
 //! changed, and the check names it again.
 
 mod lost;
+mod names;
+mod rebuilt;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 
 use offshoot_btrfs_format::compress::Compression;
 use offshoot_btrfs_format::dir::{DirItemEntry, dir_entries, file_type, name_hash};
-use offshoot_btrfs_format::encode::{dir_entry, inode_ref};
+use offshoot_btrfs_format::encode::dir_entry;
 use offshoot_btrfs_format::file_extent::{FileExtent, FileExtentBody};
-use offshoot_btrfs_format::inode::{InodeItem, inode_extrefs, inode_refs};
+use offshoot_btrfs_format::inode::InodeItem;
 use offshoot_btrfs_format::key::objectid;
+use offshoot_btrfs_format::root::RootRef;
 use offshoot_btrfs_format::{Generation, ItemType, Key, TreeId};
 use offshoot_vfs::{FileType, Result};
 use zerocopy::FromBytes;
@@ -35,22 +41,15 @@ use crate::check::{
     BtrfsFinding, BtrfsFindingCode as Code, BtrfsFindingPlace, CheckedVolume, KeyRange,
 };
 use crate::tree::TreeRoot;
-
-/// A name of an inode.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct OwnedName {
-    parent: u64,
-    index: u64,
-    name: Vec<u8>,
-}
+use names::OwnedName;
 
 /// An entry of a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct OwnedEntry {
-    location: Key,
-    transid: u64,
-    file_type: u8,
-    name: Vec<u8>,
+pub(super) struct OwnedEntry {
+    pub(super) location: Key,
+    pub(super) transid: u64,
+    pub(super) file_type: u8,
+    pub(super) name: Vec<u8>,
 }
 
 /// The edits that mend what was found, by subvolume.
@@ -72,7 +71,7 @@ pub(super) fn edits(
     for (subvolume, inodes) in inodes {
         volume.require_going_on()?;
         let Some(root) = volume.tree(subvolume) else { continue };
-        let mut mender = FileMender { volume, root, generation, edits: TreeEdits::new() };
+        let mut mender = FileMender::new(volume, root, generation);
         mender.mend(&inodes);
         if !mender.edits.is_empty() {
             all.insert(subvolume, mender.edits);
@@ -89,6 +88,8 @@ pub(super) fn is_mended(finding: &BtrfsFinding) -> bool {
             | Code::Orphan
             | Code::InodeSize
             | Code::InodeBytes
+            | Code::MissingInode
+            | Code::FileHole
             | Code::EntryItems
             | Code::EntryType
             | Code::NameWithoutEntry
@@ -97,23 +98,45 @@ pub(super) fn is_mended(finding: &BtrfsFinding) -> bool {
 }
 
 /// Mends the files of a subvolume.
-struct FileMender<'m, 'c> {
+pub(super) struct FileMender<'m, 'c> {
     volume: &'m CheckedVolume<'c>,
     root: TreeRoot,
     generation: Generation,
     edits: TreeEdits,
 }
 
+impl<'m, 'c> FileMender<'m, 'c> {
+    /// A mender of the subvolume with this root.
+    pub(super) fn new(
+        volume: &'m CheckedVolume<'c>,
+        root: TreeRoot,
+        generation: Generation,
+    ) -> Self {
+        Self { volume, root, generation, edits: TreeEdits::new() }
+    }
+
+    /// What was mended.
+    pub(super) fn into_edits(self) -> TreeEdits {
+        self.edits
+    }
+}
+
 impl FileMender<'_, '_> {
     fn mend(&mut self, inodes: &BTreeSet<u64>) {
         let mut touched = inodes.clone();
-        for &ino in inodes {
+        self.rebuild_inodes(&mut touched);
+        // Entries that need an index of their own come behind all that have one.
+        let mut without_index = Vec::new();
+        for ino in touched.clone() {
             if self.type_of(ino) == Some(FileType::Directory) {
-                self.mend_directory(ino, &mut touched);
+                self.mend_directory(ino, &mut touched, &mut without_index);
             }
         }
         for ino in touched.clone() {
             self.mend_names(ino, &mut touched);
+        }
+        for (dir, entry) in without_index {
+            self.mend_entry(dir, None, &entry, &mut touched);
         }
         for ino in touched.clone() {
             self.give_name(ino, &mut touched);
@@ -160,27 +183,8 @@ impl FileMender<'_, '_> {
         InodeItem::view(&data).ok().copied()
     }
 
-    fn type_of(&self, ino: u64) -> Option<FileType> {
+    pub(super) fn type_of(&self, ino: u64) -> Option<FileType> {
         FileType::from_mode(self.inode(ino)?.mode.get())
-    }
-
-    /// The names of an inode; the name `..` of a root directory included.
-    fn names(&self, ino: u64) -> Vec<OwnedName> {
-        let mut names = Vec::new();
-        let mut add = |parent, index, name: &[u8]| {
-            names.push(OwnedName { parent, index, name: name.to_vec() });
-        };
-        for (key, data) in self.items_of(ino, ItemType::INODE_REF) {
-            for name in inode_refs(key.offset, &data).flatten() {
-                add(name.parent, name.index, name.name);
-            }
-        }
-        for data in self.items_of(ino, ItemType::INODE_EXTREF).values() {
-            for name in inode_extrefs(data).flatten() {
-                add(name.parent, name.index, name.name);
-            }
-        }
-        names
     }
 
     /// The entries of a directory by index.
@@ -205,6 +209,24 @@ impl FileMender<'_, '_> {
         first.map(|entry| (index, entry)).or_else(all)
     }
 
+    /// The entries with the hash of a name.
+    pub(super) fn hashed_entries(&self, dir: u64, name: &[u8]) -> Vec<OwnedEntry> {
+        self.item(Self::hash_key(dir, name)).map(|data| owned(&data)).unwrap_or_default()
+    }
+
+    /// The entries with an index, of which there should be one at most.
+    pub(super) fn indexed_entries(&self, dir: u64, index: u64) -> Vec<OwnedEntry> {
+        let key = Key::new(dir, ItemType::DIR_INDEX, index);
+        self.item(key).map(|data| owned(&data)).unwrap_or_default()
+    }
+
+    /// Whether an entry leads to an inode that has its name.
+    pub(super) fn is_real(&self, dir: u64, entry: &OwnedEntry) -> bool {
+        let names = self.names(entry.location.objectid);
+        entry.location.item_type == ItemType::INODE_ITEM
+            && names.iter().any(|one| one.parent == dir && one.name == entry.name)
+    }
+
     fn hash_key(dir: u64, name: &[u8]) -> Key {
         Key::new(dir, ItemType::DIR_ITEM, name_hash(name))
     }
@@ -220,7 +242,7 @@ impl FileMender<'_, '_> {
 
     /// Makes both items of an entry say the same: that `name` leads to `location`. Returns whether
     /// nothing else is in the way.
-    fn enter(&mut self, dir: u64, index: u64, entry: &OwnedEntry) -> bool {
+    pub(super) fn enter(&mut self, dir: u64, index: u64, entry: &OwnedEntry) -> bool {
         let index_key = Key::new(dir, ItemType::DIR_INDEX, index);
         let hash_key = Self::hash_key(dir, &entry.name);
         let by_index = self.item(index_key).map(|data| owned(&data));
@@ -228,18 +250,19 @@ impl FileMender<'_, '_> {
         let is_same = |one: &OwnedEntry| one.name == entry.name && one.location == entry.location;
         let is_taken = by_index.is_some_and(|entries| !entries.iter().all(is_same))
             || by_hash.iter().any(|one| one.name == entry.name && one.location != entry.location);
-        if is_taken {
-            return false;
-        }
         by_hash.retain(|one| one.name != entry.name);
         by_hash.push(entry.clone());
+        let len = by_hash.iter().map(|one| one.encode().len()).sum();
+        if is_taken || !self.fits(len) {
+            return false;
+        }
         self.set_hashed(hash_key, &by_hash);
         self.set(index_key, entry.encode());
         true
     }
 
     /// Takes an entry out of a directory.
-    fn remove_entry(&mut self, dir: u64, index: Option<u64>, entry: &OwnedEntry) {
+    pub(super) fn remove_entry(&mut self, dir: u64, index: Option<u64>, entry: &OwnedEntry) {
         if let Some(index) = index {
             self.edits.insert(Key::new(dir, ItemType::DIR_INDEX, index), None);
         }
@@ -252,8 +275,14 @@ impl FileMender<'_, '_> {
         }
     }
 
-    /// Mends the entries of a directory by those of their inodes.
-    fn mend_directory(&mut self, dir: u64, touched: &mut BTreeSet<u64>) {
+    /// Mends the entries of a directory by those of their inodes. Adds those by hash to
+    /// `without_index` that no index is known of.
+    fn mend_directory(
+        &mut self,
+        dir: u64,
+        touched: &mut BTreeSet<u64>,
+        without_index: &mut Vec<(u64, OwnedEntry)>,
+    ) {
         for (index, entry) in self.entries(dir) {
             self.mend_entry(dir, Some(index), &entry, touched);
         }
@@ -267,8 +296,13 @@ impl FileMender<'_, '_> {
                 self.set_hashed(key, &kept);
             }
             for entry in all {
-                if !known.contains(&(entry.name.clone(), entry.location)) {
+                if known.contains(&(entry.name.clone(), entry.location)) {
+                    continue;
+                }
+                if self.is_real(dir, &entry) {
                     self.mend_entry(dir, None, &entry, touched);
+                } else {
+                    without_index.push((dir, entry));
                 }
             }
         }
@@ -283,10 +317,7 @@ impl FileMender<'_, '_> {
     ) {
         let child = entry.location.objectid;
         if entry.location.item_type != ItemType::INODE_ITEM {
-            // A subvolume. Its entry by hash follows from that by index.
-            if let Some(index) = index {
-                self.enter(dir, index, entry);
-            }
+            self.mend_subvolume_entry(dir, index, entry);
             return;
         }
         let Some(file_type) = self.type_of(child) else {
@@ -297,6 +328,7 @@ impl FileMender<'_, '_> {
         let entry = OwnedEntry { file_type: file_type::of(file_type), ..entry.clone() };
         let names = self.names(child);
         let known = names.iter().find(|one| one.parent == dir && one.name == entry.name);
+        let at = index;
         let index = match (known, index) {
             (Some(name), None) => name.index,
             (Some(_), Some(index)) => index,
@@ -310,11 +342,35 @@ impl FileMender<'_, '_> {
             }
             (None, index) => {
                 let index = index.unwrap_or_else(|| self.next_index(dir));
-                self.add_name(child, dir, index, &entry.name);
+                if !self.add_name(child, dir, index, &entry.name) {
+                    self.remove_entry(dir, at, &entry);
+                    return;
+                }
                 index
             }
         };
         self.enter(dir, index, &entry);
+    }
+
+    /// Mends an entry that leads to a subvolume. That by hash follows from that by index, and an
+    /// entry by hash alone gets the index of the link to the subvolume. A snapshot has entries of
+    /// subvolumes without any link.
+    fn mend_subvolume_entry(&mut self, dir: u64, index: Option<u64>, entry: &OwnedEntry) {
+        let above = self.root.id.0;
+        let key = Key::new(above, ItemType::ROOT_REF, entry.location.objectid);
+        let link = self.volume.with_item(self.volume.root_tree(), key, |data| {
+            let link = RootRef::parse(data).ok()?;
+            Some((link.dirid == dir && link.name == entry.name, link.sequence))
+        });
+        let index = match (index, link) {
+            (Some(index), _) | (None, Some((true, index))) => index,
+            (None, Some((false, _))) => {
+                self.remove_entry(dir, None, entry);
+                return;
+            }
+            (None, None) => self.next_index(dir),
+        };
+        self.enter(dir, index, entry);
     }
 
     /// Whether another inode has the name of an entry, and another entry leads to that inode.
@@ -334,18 +390,10 @@ impl FileMender<'_, '_> {
     }
 
     /// An index behind those of all entries.
-    fn next_index(&self, dir: u64) -> u64 {
+    pub(super) fn next_index(&self, dir: u64) -> u64 {
         // 0 and 1 are those of `.` and `..`.
         let last = self.items_of(dir, ItemType::DIR_INDEX).keys().next_back().map(|key| key.offset);
         last.map_or(2, |last| last.saturating_add(1).max(2))
-    }
-
-    /// Gives an inode a name.
-    fn add_name(&mut self, ino: u64, dir: u64, index: u64, name: &[u8]) {
-        let key = Key::new(ino, ItemType::INODE_REF, dir);
-        let mut data = self.item(key).unwrap_or_default();
-        data.extend_from_slice(&inode_ref(index, name));
-        self.set(key, data);
     }
 
     /// Mends the entries that the names of an inode must have.
@@ -371,22 +419,14 @@ impl FileMender<'_, '_> {
         }
     }
 
-    /// Gives a name of an inode the index of its entry.
-    fn correct_index(&mut self, ino: u64, parent: u64, name: &[u8], index: u64) {
-        let key = Key::new(ino, ItemType::INODE_REF, parent);
-        let Some(data) = self.item(key) else { return };
-        let encode = |one: offshoot_btrfs_format::inode::InodeName<'_>| {
-            inode_ref(if one.name == name { index } else { one.index }, one.name)
-        };
-        let data = inode_refs(parent, &data).flatten().flat_map(encode).collect();
-        self.set(key, data);
-    }
-
     /// Mends what an inode counts.
-    fn mend_counts(&mut self, ino: u64) {
+    pub(super) fn mend_counts(&mut self, ino: u64) {
         let key = Key::new(ino, ItemType::INODE_ITEM, 0);
         let (Some(mut data), Some(file_type)) = (self.item(key), self.type_of(ino)) else { return };
         let links = u32::try_from(self.names(ino).len()).unwrap_or(u32::MAX);
+        if file_type == FileType::Regular && links > 0 {
+            self.fill_holes(ino);
+        }
         let (name_bytes, bytes) = (self.name_bytes(ino), self.bytes(ino));
         if let Ok((item, _)) = InodeItem::mut_from_prefix(&mut data) {
             item.nlink = links.into();

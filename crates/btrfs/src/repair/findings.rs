@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use offshoot_btrfs_format::TreeId;
 use offshoot_vfs::{Errno, Error, Result, Structure};
 
-use super::files;
+use super::{files, subvolumes};
 use crate::check::{BtrfsFinding, BtrfsFindingCode, BtrfsFindingPlace, CheckOutcome};
 
 /// What belongs together in a repair.
@@ -23,12 +23,21 @@ pub enum RepairClass {
     Files,
     /// The numbers of quota groups, and the items of quotas.
     Quotas,
+    /// Links, entries and UUIDs of subvolumes, and the removal of deleted ones.
+    Subvolumes,
 }
 
 impl RepairClass {
     /// All classes.
-    pub const ALL: [Self; 6] =
-        [Self::Superblocks, Self::Chunks, Self::Space, Self::Extents, Self::Files, Self::Quotas];
+    pub const ALL: [Self; 7] = [
+        Self::Superblocks,
+        Self::Chunks,
+        Self::Space,
+        Self::Extents,
+        Self::Files,
+        Self::Quotas,
+        Self::Subvolumes,
+    ];
 
     /// Its name, as it stands on the command line.
     #[must_use]
@@ -40,6 +49,7 @@ impl RepairClass {
             Self::Extents => "extents",
             Self::Files => "files",
             Self::Quotas => "quotas",
+            Self::Subvolumes => "subvolumes",
         }
     }
 
@@ -69,14 +79,18 @@ impl RepairClass {
             | Code::ExtentItem
             | Code::ExtraChecksum => Some(Self::Extents),
             Code::TreeBlock | Code::RefusedBlock | Code::RootItem | Code::MissingTree => {
-                match tree_of(&finding.place)? {
-                    TreeId::CHUNK => Some(Self::Chunks),
-                    TreeId::EXTENT => Some(Self::Extents),
-                    TreeId::BLOCK_GROUP | TreeId::FREE_SPACE | TreeId::DEV => Some(Self::Space),
+                match tree_of(&finding.place) {
+                    Some(TreeId::CHUNK) => Some(Self::Chunks),
+                    Some(TreeId::EXTENT) => Some(Self::Extents),
+                    Some(TreeId::BLOCK_GROUP | TreeId::FREE_SPACE | TreeId::DEV) => {
+                        Some(Self::Space)
+                    }
+                    tree if subvolumes::is_mended(finding, tree) => Some(Self::Subvolumes),
                     _ => None,
                 }
             }
             Code::QuotaGroup | Code::QuotaItem => Some(Self::Quotas),
+            _ if subvolumes::is_mended(finding, None) => Some(Self::Subvolumes),
             _ if files::is_mended(finding) => Some(Self::Files),
             _ => None,
         }
@@ -84,7 +98,7 @@ impl RepairClass {
 
     /// Whether its structures follow from others as a whole, so that they are right after a repair.
     fn is_derived(self) -> bool {
-        self != Self::Files
+        !matches!(self, Self::Files | Self::Subvolumes)
     }
 
     /// Whether its structures are made anew in each repair, because they have items of all blocks.
@@ -94,7 +108,7 @@ impl RepairClass {
 }
 
 /// The tree that a place is in. The root item of a tree counts for that tree.
-fn tree_of(place: &BtrfsFindingPlace) -> Option<TreeId> {
+pub(super) fn tree_of(place: &BtrfsFindingPlace) -> Option<TreeId> {
     match place {
         BtrfsFindingPlace::Item { tree: TreeId::ROOT, key } => Some(TreeId(key.objectid)),
         BtrfsFindingPlace::Tree(tree)
@@ -102,6 +116,11 @@ fn tree_of(place: &BtrfsFindingPlace) -> Option<TreeId> {
         | BtrfsFindingPlace::Item { tree, .. } => Some(*tree),
         _ => None,
     }
+}
+
+/// The classes that mend what was found.
+pub(super) fn found_classes(outcome: &CheckOutcome) -> BTreeSet<RepairClass> {
+    outcome.findings.iter().filter_map(RepairClass::of).collect()
 }
 
 /// The classes of a repair: those that mend what was found, or those that the caller chose, which
@@ -115,7 +134,7 @@ pub(super) fn classes(
     chosen: &[RepairClass],
     is_scanned: bool,
 ) -> Result<Vec<RepairClass>> {
-    let mut found: BTreeSet<_> = outcome.findings.iter().filter_map(RepairClass::of).collect();
+    let mut found = found_classes(outcome);
     if !is_scanned {
         found.remove(&RepairClass::Chunks);
     }

@@ -35,6 +35,12 @@ impl SpaceSurvey {
         self.metadata = common(&self.metadata, &before.metadata);
         self.system = common(&self.system, &before.system);
     }
+
+    /// Leaves only those free places for blocks of all trees but the chunk tree that lie in `free`,
+    /// whose ranges ascend.
+    pub(super) fn keep_metadata_in(&mut self, free: &[Range<u64>]) {
+        self.metadata = common(&self.metadata, free);
+    }
 }
 
 /// What two lists of ranges have in common. Both ascend.
@@ -89,7 +95,7 @@ pub(super) fn survey(
         reached.each_extent(index + 1, &mut |extent| {
             group.pass(extent)?;
             let Some(extent) = kept(extent, replaced) else { return Ok(()) };
-            let facts = facts(volume, &extent, &known, form)?;
+            let facts = facts(volume, &extent, &known, form);
             group.used += group.len(&extent);
             extents::items(&extent, &facts, form)
                 .iter()
@@ -230,19 +236,22 @@ fn facts(
     extent: &ExtentWithOwners,
     known: &KnownData,
     form: ExtentForm,
-) -> Result<ExtentFacts> {
+) -> ExtentFacts {
     match extent.target {
         ReferenceTarget::Data { len } => {
             let found = known.get(&extent.logical.0).filter(|(known, _)| *known == len);
-            Ok(found.map(|(_, facts)| *facts).unwrap_or_default())
+            found.map(|(_, facts)| *facts).unwrap_or_default()
         }
-        ReferenceTarget::Block { .. } if form.is_skinny => Ok(ExtentFacts::default()),
+        ReferenceTarget::Block { .. } if form.is_skinny => ExtentFacts::default(),
         ReferenceTarget::Block { .. } => {
             let geometry = volume.storage.geometry();
             let verify = |bytes: &[u8]| format_check::verify(bytes, geometry, extent.logical);
-            let block = TreeBlock::verified(volume.storage.find_block(extent.logical, verify)?);
-            let first_key = if block.is_empty() { Key::MIN } else { block.key(0) };
-            Ok(ExtentFacts { first_key, ..ExtentFacts::default() })
+            // A block that cannot be read is cut off, and the survey of the result has no item
+            // of it.
+            let bytes = volume.storage.find_block(extent.logical, verify).ok();
+            let block = bytes.map(TreeBlock::verified).filter(|block| !block.is_empty());
+            let first_key = block.map_or(Key::MIN, |block| block.key(0));
+            ExtentFacts { first_key, ..ExtentFacts::default() }
         }
     }
 }

@@ -24,7 +24,7 @@ use crate::common::DamagedVolume;
 use crate::damaged::spoil_blocks;
 use crate::scanned::scanning;
 
-fn watch(_: &offshoot_btrfs::CheckEvent) -> ControlFlow<()> {
+pub(crate) fn watch(_: &offshoot_btrfs::CheckEvent) -> ControlFlow<()> {
     ControlFlow::Continue(())
 }
 
@@ -36,7 +36,7 @@ fn shown(devices: &[Arc<dyn BlockDevice>]) -> String {
 }
 
 /// What our check finds, but for superblocks.
-fn found(devices: &[Arc<dyn BlockDevice>]) -> BTreeSet<String> {
+pub(crate) fn found(devices: &[Arc<dyn BlockDevice>]) -> BTreeSet<String> {
     let outcome = check_btrfs(devices.to_vec(), &CheckOptions::default(), &watch);
     let of_cuts = [Code::Superblock, Code::SuperblockCopy, Code::MissingMember];
     let findings = outcome.expect("it is checked").findings;

@@ -8,6 +8,7 @@ mod accept;
 #[path = "../check/common.rs"]
 #[expect(dead_code, reason = "the tests of the check need more of it")]
 mod common;
+mod cut_off;
 mod cuts;
 #[path = "../hostile/damage.rs"]
 mod damage;

@@ -14,9 +14,16 @@ use crate::check::volume::CheckedVolume;
 
 /// Checks them.
 pub(super) fn check(volume: &CheckedVolume<'_>, items: &RootTreeItems) {
-    for root in items.subvolumes().filter(|root| root.refs == 0) {
+    for root in items.subvolumes() {
         let code = BtrfsFindingCode::DeletedSubvolume;
         let place = BtrfsFindingPlace::Item { tree: TreeId::ROOT, key: root.key() };
+        if root.refs > 0 {
+            if root.drop_progress.objectid != 0 {
+                let problem = "the subvolume was not deleted, and its removal has begun";
+                volume.findings.add(code, place, problem);
+            }
+            continue;
+        }
         if items.orphans.binary_search(&root.root.id.0).is_err() {
             let problem = "the subvolume was deleted, and no orphan item lists it for removal";
             volume.findings.add(code, place, problem);
@@ -35,7 +42,7 @@ pub(super) fn check(volume: &CheckedVolume<'_>, items: &RootTreeItems) {
 
 /// Whether the tree has the pointer at which the removal ended; `None` when the way to it cannot be
 /// read.
-fn is_possible(volume: &CheckedVolume<'_>, root: &ListedRoot) -> Option<bool> {
+pub(crate) fn is_possible(volume: &CheckedVolume<'_>, root: &ListedRoot) -> Option<bool> {
     let ListedRoot { root, drop_progress, drop_level, .. } = *root;
     let root = volume.actual_root(root);
     if drop_level == 0 || drop_level > root.level {

@@ -18,69 +18,69 @@ const DEFAULT: &[u8] = b"default";
 const SINGLE_TREES: [TreeId; 3] = [TreeId::EXTENT, TreeId::CSUM, TreeId::FREE_SPACE];
 
 /// The items of the root tree that are compared.
-pub(super) struct RootTreeItems {
+pub(crate) struct RootTreeItems {
     /// By number.
-    pub(super) roots: BTreeMap<TreeId, ListedRoot>,
+    pub(crate) roots: BTreeMap<TreeId, ListedRoot>,
     /// By the subvolume above and the one below.
-    pub(super) links: BTreeMap<(TreeId, TreeId), SubvolumeLink>,
+    pub(crate) links: BTreeMap<(TreeId, TreeId), SubvolumeLink>,
     /// The numbers in orphan items, ascending.
-    pub(super) orphans: Vec<u64>,
+    pub(crate) orphans: Vec<u64>,
     /// The item with the default subvolume, and the key that it leads to.
-    pub(super) default: Option<(Key, Key)>,
+    pub(crate) default: Option<(Key, Key)>,
     /// Whether the directory that names the default subvolume is there.
-    pub(super) has_root_dir: bool,
+    pub(crate) has_root_dir: bool,
     /// Items behind the root of a tree of which there is only one. The tools of btrfs take them for
     /// further roots, and open no such volume.
-    pub(super) strays: Vec<Key>,
+    pub(crate) strays: Vec<Key>,
     /// Whether all items could be read.
-    pub(super) is_whole: bool,
+    pub(crate) is_whole: bool,
 }
 
 /// What the item of a root says.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct ListedRoot {
-    pub(super) root: TreeRoot,
+pub(crate) struct ListedRoot {
+    pub(crate) root: TreeRoot,
     /// The offset in the key of its item.
-    pub(super) offset: u64,
+    pub(crate) offset: u64,
     /// How many links lead to the subvolume; 0 for a deleted one.
-    pub(super) refs: u32,
+    pub(crate) refs: u32,
     /// The key of the next pointer that the removal gives up; its object id is 0 before the first.
-    pub(super) drop_progress: Key,
+    pub(crate) drop_progress: Key,
     /// The level of the node with that pointer.
-    pub(super) drop_level: u8,
-    pub(super) uuid: [u8; 16],
-    pub(super) received_uuid: [u8; 16],
+    pub(crate) drop_level: u8,
+    pub(crate) uuid: [u8; 16],
+    pub(crate) received_uuid: [u8; 16],
 }
 
 impl ListedRoot {
     /// The key of its item.
-    pub(super) fn key(&self) -> Key {
+    pub(crate) fn key(&self) -> Key {
         Key::new(self.root.id.0, ItemType::ROOT_ITEM, self.offset)
     }
 }
 
 /// A link from a subvolume to one in it, as each side stores it.
 #[derive(Clone, Debug, Default)]
-pub(super) struct SubvolumeLink {
+pub(crate) struct SubvolumeLink {
     /// The ROOT_REF, which is found from above.
-    pub(super) reference: Option<LinkPlace>,
+    pub(crate) reference: Option<LinkPlace>,
     /// The ROOT_BACKREF, which is found from below.
-    pub(super) back_reference: Option<LinkPlace>,
+    pub(crate) back_reference: Option<LinkPlace>,
 }
 
 /// Where the entry of a subvolume is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct LinkPlace {
+pub(crate) struct LinkPlace {
     /// The inode number of the directory.
-    pub(super) dir: u64,
+    pub(crate) dir: u64,
     /// The index of the entry in it.
-    pub(super) index: u64,
-    pub(super) name: Box<[u8]>,
+    pub(crate) index: u64,
+    pub(crate) name: Box<[u8]>,
 }
 
 impl RootTreeItems {
     /// Reads them.
-    pub(super) fn read(volume: &CheckedVolume<'_>) -> Self {
+    pub(crate) fn read(volume: &CheckedVolume<'_>) -> Self {
         let mut items = Self {
             roots: BTreeMap::new(),
             links: BTreeMap::new(),
@@ -99,17 +99,17 @@ impl RootTreeItems {
     }
 
     /// The root of the tree `id`.
-    pub(super) fn root(&self, id: TreeId) -> Option<&ListedRoot> {
+    pub(crate) fn root(&self, id: TreeId) -> Option<&ListedRoot> {
         self.roots.get(&id)
     }
 
     /// Whether the subvolume is there and was not deleted.
-    pub(super) fn is_live(&self, id: TreeId) -> bool {
+    pub(crate) fn is_live(&self, id: TreeId) -> bool {
         id.is_subvolume() && self.root(id).is_some_and(|root| root.refs > 0)
     }
 
     /// All subvolumes, deleted ones included.
-    pub(super) fn subvolumes(&self) -> impl Iterator<Item = &ListedRoot> {
+    pub(crate) fn subvolumes(&self) -> impl Iterator<Item = &ListedRoot> {
         self.roots.values().filter(|root| root.root.id.is_subvolume())
     }
 

@@ -37,7 +37,7 @@ impl FileMender<'_, '_> {
 
     /// The inode of `lost+found`, which is made if it is not there. `None` when a file has its
     /// name.
-    fn lost_and_found(&mut self, touched: &mut BTreeSet<u64>) -> Option<u64> {
+    pub(in crate::repair) fn lost_and_found(&mut self, touched: &mut BTreeSet<u64>) -> Option<u64> {
         let root = Ino::ROOT_DIR.0;
         let by_hash = self.item(Self::hash_key(root, LOST_AND_FOUND));
         let known = by_hash.map(|data| owned(&data)).unwrap_or_default();

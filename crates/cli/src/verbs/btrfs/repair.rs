@@ -1,5 +1,7 @@
 //! `offshoot repair` for btrfs: says what is wrong, what is done about it, and what is left.
 
+mod cut;
+
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
@@ -37,6 +39,7 @@ pub(in crate::verbs) fn run(
         classes: arguments.classes.clone(),
         accepted: paths.map(|path| path.as_bytes().to_vec()).collect(),
         scan: arguments.search.scan.then_some(ScanOptions { fsid: arguments.search.fsid }),
+        cut_off: arguments.cut_off.iter().map(|name| cut::parse_name(name)).collect(),
         is_dry_run: arguments.dry_run,
     };
     interrupt::watch(console)?;
@@ -162,14 +165,18 @@ fn write_summary(outcome: &RepairOutcome, rest: &[BtrfsFinding], out: &mut dyn W
     if let Some(scanned) = &outcome.scanned {
         write_scan(scanned, out)?;
     }
-    for finding in outcome.before.findings.iter().filter(is_rest) {
+    let is_mended = |finding: &&BtrfsFinding| !cut::is_cut_off(finding, outcome);
+    for finding in outcome.before.findings.iter().filter(is_rest).filter(is_mended) {
         writeln!(out, "mended: {}", Escaped(finding.to_string().as_bytes()))?;
     }
     write_accepted(&outcome.accepted, outcome.is_written, out)?;
     if outcome.after.is_none() {
         let what = if rest.is_empty() { "nothing is wrong" } else { "nothing of it can be mended" };
         writeln!(out, "{what}, and nothing was written")?;
-        return Ok(());
+        return cut::write_choice(rest, out);
+    }
+    for cut in &outcome.cut_off {
+        cut::write(cut, outcome.is_written, out)?;
     }
     let trees: Vec<_> = outcome.trees.iter().map(ToString::to_string).collect();
     let (trees, blocks) = (trees.join(", "), outcome.blocks);
@@ -226,6 +233,7 @@ fn as_one_object(outcome: &RepairOutcome) -> serde_json::Value {
         "classes": outcome.classes.iter().copied().map(RepairClass::name).collect::<Vec<_>>(),
         "trees": outcome.trees.iter().map(|tree: &TreeId| tree.0).collect::<Vec<_>>(),
         "blocks": outcome.blocks,
+        "cut_off": outcome.cut_off.iter().map(cut::as_json).collect::<Vec<_>>(),
         "written": outcome.is_written,
     })
 }

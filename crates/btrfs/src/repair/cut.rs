@@ -1,0 +1,352 @@
+//! Cuts off subvolumes the blocks that cannot be used, where the user has chosen that.
+//!
+//! What such a block leads to is not known, so a repair is refused while there is one. Of a
+//! subvolume that the user names, the node above loses its pointer, and everything else stays:
+//!
+//! ```text
+//! cut      nodes without the pointers, a new root                          here
+//! named    which files have lost something, as far as names tell           losses
+//! mended   inodes, entries and names, from what is left of each other      files
+//! ```
+//!
+//! 1. All subvolumes that share an unusable block must be chosen: a repair leaves no tree with such
+//!    a block.
+//! 2. A subvolume of which nothing is left becomes an empty one. It keeps its name, its number and
+//!    its UUID, so everything that refers to it goes on to do so. One that was deleted becomes empty
+//!    as a whole: nothing of it is needed.
+//! 3. A subvolume that lost something is not what was sent or received any more, so it forgets that
+//!    it was received, and counts as changed by the transaction of the repair.
+//! 4. New blocks keep off what the old extent tree has. So what is below a lost node is not written
+//!    over, as far as the extent tree can be read.
+
+mod losses;
+
+use std::collections::BTreeSet;
+use std::ops::{ControlFlow, Range};
+
+use offshoot_btrfs_format::chunk::Chunk;
+use offshoot_btrfs_format::encode::inode_ref;
+use offshoot_btrfs_format::inode::{InodeItem, Timespec};
+use offshoot_btrfs_format::root::RootItem;
+use offshoot_btrfs_format::{Generation, Ino, ItemType, Key, Logical, TreeId};
+use offshoot_vfs::{Errno, Error, Result, Structure};
+use zerocopy::{FromZeros, IntoBytes};
+
+use super::RepairBase;
+use super::editor::PrunedTree;
+use super::roots::{RootStep, root_item};
+use super::survey::SpaceSurvey;
+use crate::check::{CheckedVolume, KeyRange, path_of_inode};
+use crate::tree::LostSubtree;
+
+pub(super) use losses::find as find_lost_files;
+
+/// The most blocks of a subvolume that are listed.
+const MOST_BLOCKS: usize = 10_000;
+
+/// A subvolume by what a user calls it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SubvolumeName {
+    /// Its number.
+    Id(TreeId),
+    /// Its path from the top level of the volume.
+    Path(Vec<u8>),
+}
+
+/// What a repair cuts off a subvolume.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct CutOff {
+    /// The subvolume.
+    pub subvolume: TreeId,
+    /// Its path from the top level of the volume, if it has one.
+    pub path: Option<Vec<u8>>,
+    /// The first 10,000 blocks that are lost.
+    pub blocks: Vec<CutOffBlock>,
+    /// How many blocks are lost, without those below a lost node.
+    pub block_count: u64,
+    /// Whether nothing is left, so that it becomes an empty subvolume.
+    pub is_emptied: bool,
+    /// The first 10,000 files that have lost something, as far as that is known.
+    pub files: Vec<CutOffFile>,
+    /// Whether there are more of them.
+    pub are_more: bool,
+}
+
+/// A block that a repair cuts off a subvolume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CutOffBlock {
+    /// Its address.
+    pub logical: Logical,
+    /// Its level. 0 for a leaf.
+    pub level: u8,
+    /// Its first key.
+    pub first: Key,
+    /// The key behind its last one; `None` at the end of the tree.
+    pub behind: Option<Key>,
+}
+
+/// A file or directory that lost something.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CutOffFile {
+    /// Its inode number.
+    pub ino: u64,
+    /// Its path from the top level of the volume, if that is known.
+    pub path: Option<Vec<u8>>,
+    /// Whether the inode itself is gone. Otherwise it may lack a part.
+    pub is_gone: bool,
+}
+
+/// The subvolumes that the user has chosen.
+///
+/// # Errors
+/// `ENOENT` when there is no such subvolume.
+pub(super) fn chosen(
+    volume: &CheckedVolume<'_>,
+    names: &[SubvolumeName],
+) -> Result<BTreeSet<TreeId>> {
+    let subvolumes = if names.is_empty() { Vec::new() } else { subvolumes(volume) };
+    let find = |name: &SubvolumeName| {
+        let is_it = |id: &TreeId| match name {
+            SubvolumeName::Id(wanted) => id == wanted,
+            SubvolumeName::Path(path) => {
+                path_of_inode(volume, *id, Ino::ROOT_DIR.0).is_some_and(|own| own == plain(path))
+            }
+        };
+        let found = subvolumes.iter().copied().find(is_it);
+        found.ok_or_else(|| {
+            let name = match name {
+                SubvolumeName::Id(id) => id.to_string(),
+                SubvolumeName::Path(path) => format!("\"{}\"", path.escape_ascii()),
+            };
+            let what = format!(
+                "no subvolume {name}: where names are lost on the way to a subvolume, its number \
+                 is to be given"
+            );
+            Error::posix(Errno::NOENT, what)
+        })
+    };
+    names.iter().map(find).collect()
+}
+
+/// A path with one slash in front of each name.
+fn plain(path: &[u8]) -> Vec<u8> {
+    let names: Vec<_> = path.split(|&byte| byte == b'/').filter(|name| !name.is_empty()).collect();
+    [b"/".as_slice(), &names.join(&b'/')].concat()
+}
+
+/// All subvolumes, deleted ones included.
+fn subvolumes(volume: &CheckedVolume<'_>) -> Vec<TreeId> {
+    let mut ids = Vec::new();
+    volume.each_item(volume.root_tree(), KeyRange::ALL, &mut |key, _| {
+        let id = TreeId(key.objectid);
+        if key.item_type == ItemType::ROOT_ITEM && id.is_subvolume() {
+            ids.push(id);
+        }
+        ControlFlow::Continue(())
+    });
+    ids
+}
+
+/// Refuses when trees have blocks that cannot be used, and the user has not chosen to cut these
+/// off.
+///
+/// # Errors
+/// [`Error::Corrupt`] with the subvolumes to choose.
+pub(super) fn require_chosen(
+    volume: &CheckedVolume<'_>,
+    damaged: &BTreeSet<TreeId>,
+    chosen: &BTreeSet<TreeId>,
+) -> Result<()> {
+    let (subvolumes, others): (Vec<TreeId>, Vec<TreeId>) =
+        damaged.difference(chosen).partition(|id| id.is_subvolume());
+    if !others.is_empty() {
+        let step = if others.contains(&TreeId::CHUNK) {
+            "repair --scan makes the chunk tree anew"
+        } else {
+            "get out the files with extract"
+        };
+        let others: Vec<_> = others.iter().map(ToString::to_string).collect();
+        let what = format!(
+            "blocks of the trees {} cannot be used, and what they lead to is not known: {step}; \
+             nothing was written",
+            others.join(", ")
+        );
+        return Err(Error::corrupt(Structure::TreeBlock, what));
+    }
+    if subvolumes.is_empty() {
+        return Ok(());
+    }
+    let names: Vec<_> = subvolumes.iter().map(|id| shown(volume, *id)).collect();
+    let options: Vec<_> = damaged
+        .iter()
+        .filter(|id| id.is_subvolume())
+        .map(|id| format!("--cut-off {}", id.0))
+        .collect();
+    let what = format!(
+        "blocks of the subvolumes {} cannot be used, and what they lead to is not known: get out \
+         the files with extract; a repair with {} then gives up what was in these blocks; nothing \
+         was written",
+        names.join(", "),
+        options.join(" ")
+    );
+    Err(Error::corrupt(Structure::TreeBlock, what))
+}
+
+/// The number of a subvolume, and its path if it has one.
+fn shown(volume: &CheckedVolume<'_>, id: TreeId) -> String {
+    match path_of_inode(volume, id, Ino::ROOT_DIR.0) {
+        Some(path) => format!("{} ({})", id.0, path.escape_ascii()),
+        None => id.0.to_string(),
+    }
+}
+
+/// Leaves only those free places that are free by the old extent tree, too, as far as that can be
+/// read.
+pub(super) fn keep_off_known(
+    volume: &CheckedVolume<'_>,
+    chunks: &[Chunk],
+    survey: &mut SpaceSurvey,
+) {
+    let Some(tree) = volume.tree(TreeId::EXTENT) else { return };
+    let node_size = volume.node_size();
+    let mut free = Vec::<Range<u64>>::new();
+    for chunk in chunks.iter().filter(|chunk| chunk.flags.has_metadata()) {
+        let (mut behind, end) = (chunk.start.0, chunk.end().0);
+        let mut pass = |start: u64, len: u64| {
+            let (from, to) = (behind.next_multiple_of(node_size), start / node_size * node_size);
+            if from < to {
+                free.push(from..to);
+            }
+            behind = behind.max(start.saturating_add(len));
+        };
+        volume.each_item(tree, KeyRange::of_objects(chunk.start.0, end), &mut |key, _| {
+            match key.item_type {
+                ItemType::METADATA_ITEM => pass(key.objectid, node_size),
+                ItemType::EXTENT_ITEM => pass(key.objectid, key.offset),
+                _ => {}
+            }
+            ControlFlow::Continue(())
+        });
+        pass(end, 0);
+    }
+    survey.keep_metadata_in(&free);
+}
+
+/// Cuts off the subvolumes in `chosen` what cannot be used. Returns what that is.
+///
+/// # Errors
+/// `EINVAL` when all blocks of one of them can be used; when a block cannot be written, or there is
+/// no room.
+pub(super) fn stage(
+    volume: &CheckedVolume<'_>,
+    survey: &SpaceSurvey,
+    base: &RepairBase,
+    chosen: &BTreeSet<TreeId>,
+) -> Result<Vec<CutOff>> {
+    let mut step = RootStep::new(volume, survey, base);
+    let mut all = Vec::new();
+    for &id in chosen {
+        let Some((_, root, item)) = root_item(volume, id) else { continue };
+        let mut cut = CutOff {
+            subvolume: id,
+            path: path_of_inode(volume, id, Ino::ROOT_DIR.0),
+            blocks: Vec::new(),
+            block_count: 0,
+            is_emptied: false,
+            files: Vec::new(),
+            are_more: false,
+        };
+        let pruned = step.editor.prune(root, &mut |lost| cut.add(&lost))?;
+        let new = match pruned {
+            PrunedTree::InPart(new) if !item.is_dead() => new,
+            PrunedTree::Whole => {
+                let what = format!(
+                    "nothing is to be cut off the subvolume {}: all its blocks can be used; \
+                     nothing was written",
+                    shown(volume, id)
+                );
+                return Err(Error::posix(Errno::INVAL, what));
+            }
+            _ => {
+                cut.is_emptied = true;
+                step.editor.plant(id, &empty_subvolume(&item, base.generation))?
+            }
+        };
+        step.set_root(id, new, |item| forget_origin(item, base.generation));
+        all.push(cut);
+    }
+    step.finish()?;
+    Ok(all)
+}
+
+impl CutOff {
+    fn add(&mut self, lost: &LostSubtree) {
+        self.block_count += 1;
+        if self.blocks.len() < MOST_BLOCKS {
+            self.blocks.push(CutOffBlock {
+                logical: lost.block.logical,
+                level: lost.block.level,
+                first: lost.from,
+                behind: lost.to,
+            });
+        }
+    }
+}
+
+/// The items of a subvolume without files.
+pub(super) fn empty_subvolume(root: &RootItem, generation: Generation) -> Vec<(Key, Vec<u8>)> {
+    let dir = Ino::ROOT_DIR.0;
+    let item = root_directory(generation, root.ctime);
+    vec![
+        (Key::new(dir, ItemType::INODE_ITEM, 0), item.as_bytes().to_vec()),
+        (Key::new(dir, ItemType::INODE_REF, dir), inode_ref(0, b"..")),
+    ]
+}
+
+/// The item of a directory that only root can enter: its owner and permissions are not known.
+fn root_directory(generation: Generation, at: Timespec) -> InodeItem {
+    InodeItem {
+        generation: generation.0.into(),
+        transid: generation.0.into(),
+        nlink: 1.into(),
+        mode: 0o040_700.into(),
+        atime: at,
+        ctime: at,
+        mtime: at,
+        otime: at,
+        ..InodeItem::new_zeroed()
+    }
+}
+
+/// Makes a root item say that the subvolume is not what was sent or received.
+fn forget_origin(item: &mut RootItem, generation: Generation) {
+    let zeroed = RootItem::new_zeroed();
+    item.ctransid = generation.0.into();
+    item.received_uuid = zeroed.received_uuid;
+    item.stransid = zeroed.stransid;
+    item.rtransid = zeroed.rtransid;
+    item.stime = zeroed.stime;
+    item.rtime = zeroed.rtime;
+    forget_progress(item);
+}
+
+/// Makes a root item say that no part of the subvolume was removed.
+pub(super) fn forget_progress(item: &mut RootItem) {
+    item.drop_progress = RootItem::new_zeroed().drop_progress;
+    item.drop_level = 0;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_of_subvolumes_are_compared_without_needless_slashes() {
+        for path in ["a/b", "/a/b", "//a//b/"] {
+            assert_eq!(plain(path.as_bytes()), b"/a/b");
+        }
+        assert_eq!(plain(b"/"), b"/");
+        assert_eq!(plain(b""), b"/");
+    }
+}
