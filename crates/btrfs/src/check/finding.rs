@@ -88,7 +88,8 @@ stable_codes! {
     UnreachableSubvolume = 763;
     /// The tree of UUIDs and the subvolumes do not agree.
     UuidTree = 764;
-    /// A deleted subvolume is not listed for removal, or its progress is impossible.
+    /// A deleted subvolume is not listed for removal, or its progress is impossible; or the
+    /// removal of one has begun that was not deleted.
     DeletedSubvolume = 765;
     /// There are items of an inode, and the inode is not there.
     MissingInode = 771;

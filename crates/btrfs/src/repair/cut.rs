@@ -9,11 +9,10 @@
 //! mended   inodes, entries and names, from what is left of each other      files
 //! ```
 //!
-//! 1. All subvolumes that share an unusable block must be chosen: a repair leaves no tree with such
-//!    a block.
+//! 1. All subvolumes that share such a block must be chosen: a repair leaves no tree with one.
 //! 2. A subvolume of which nothing is left becomes an empty one. It keeps its name, its number and
-//!    its UUID, so everything that refers to it goes on to do so. One that was deleted becomes empty
-//!    as a whole: nothing of it is needed.
+//!    its UUID, so everything that refers to it still does. One that was deleted becomes empty as a
+//!    whole: nothing of it is needed.
 //! 3. A subvolume that lost something is not what was sent or received any more, so it forgets that
 //!    it was received, and counts as changed by the transaction of the repair.
 //! 4. New blocks keep off what the old extent tree has. So what is below a lost node is not written

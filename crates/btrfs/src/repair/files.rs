@@ -9,6 +9,7 @@
 //! | an entry to an inode of which nothing is there | | it is removed |
 //! | an inode with links and without names | | a name in `lost+found` |
 //! | links, size of a directory, bytes of a file | names, entries, extents | the counts |
+//! | the name `..` of a root directory | | it is always the same |
 //! | an inode without links | the inode | the item that lists it for removal |
 //! | a range of a file without an extent | the others | an extent without data |
 //!
@@ -32,7 +33,7 @@ use offshoot_btrfs_format::file_extent::{FileExtent, FileExtentBody};
 use offshoot_btrfs_format::inode::InodeItem;
 use offshoot_btrfs_format::key::objectid;
 use offshoot_btrfs_format::root::RootRef;
-use offshoot_btrfs_format::{Generation, ItemType, Key, TreeId};
+use offshoot_btrfs_format::{Generation, Ino, ItemType, Key, TreeId};
 use offshoot_vfs::{FileType, Result};
 use zerocopy::FromBytes;
 
@@ -125,6 +126,9 @@ impl FileMender<'_, '_> {
     fn mend(&mut self, inodes: &BTreeSet<u64>) {
         let mut touched = inodes.clone();
         self.rebuild_inodes(&mut touched);
+        if touched.contains(&Ino::ROOT_DIR.0) {
+            self.name_root();
+        }
         // Entries that need an index of their own come behind all that have one.
         let mut without_index = Vec::new();
         for ino in touched.clone() {

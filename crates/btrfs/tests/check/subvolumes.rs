@@ -239,6 +239,19 @@ fn ended_at(volume: &DamagedVolume, progress: Key, level: u8) {
 /// The first key of a subvolume, to which all its nodes have a pointer.
 const FIRST: Key = Key::new(256, ItemType::INODE_ITEM, 0);
 
+/// The removal of a subvolume has begun that was not deleted. Its extents are in use all the same.
+#[test]
+fn a_removal_of_a_subvolume_that_was_not_deleted() {
+    let Some(judges) = judges::require() else { return };
+    let volume = DamagedVolume::of(made(&judges));
+    volume.edit(TreeId::ROOT, is(A, ItemType::ROOT_ITEM, 0), |items, slot| {
+        view::<RootItem>(&mut items[slot].1).drop_progress = FIRST.into();
+    });
+    let outcome = volume.require(BtrfsFindingCode::DeletedSubvolume, ProgsVerdict::SeesNothing);
+    let found: Vec<_> = outcome.findings.iter().map(|finding| finding.place).collect();
+    assert_eq!(found, [place(TreeId::ROOT, A, ItemType::ROOT_ITEM, 0)]);
+}
+
 #[test]
 fn sound_removal() {
     let Some(judges) = judges::require() else { return };

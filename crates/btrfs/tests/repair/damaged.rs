@@ -196,6 +196,42 @@ fn what_has_no_name_comes_to_lost_and_found() {
     assert_eq!(found, b"what was written");
 }
 
+/// The root directory has lost its name `..`, which does not make it a file without links.
+#[test]
+fn a_root_directory_gets_its_name_back() {
+    let damage = |volume: &DamagedVolume| {
+        let is_name = |key: Key, _: &[u8]| key == Key::new(256, ItemType::INODE_REF, 256);
+        volume.edit(TreeId::FS, is_name, remove);
+    };
+    require_mended(&Recipe::new(), damage, &[Code::LinkCount]);
+}
+
+/// A file without its inode item is made anew: it keeps its name and its data.
+#[test]
+fn an_inode_is_made_anew_from_its_other_items() {
+    let Some(judges) = judges::require() else { return };
+    let fill = |root: &std::path::Path| {
+        std::fs::write(root.join("large"), vec![9; 50_000]).expect("it is written");
+        std::fs::create_dir(root.join("folder")).expect("a folder");
+        std::fs::write(root.join("folder/small"), b"what was written").expect("it is written");
+    };
+    let damaged = DamagedVolume::of(Recipe::new().mib(256).fill(fill).make(&judges));
+    damaged.edit(TreeId::FS, is(ItemType::DIR_ITEM), |items, _| {
+        items.retain(|(key, _)| key.item_type != ItemType::INODE_ITEM || key.objectid == 256);
+    });
+    let found = checked(damaged.disks());
+    assert!(found.findings.iter().any(|one| one.code == Code::MissingInode), "{}", show(&found));
+    let outcome = repair(damaged.disks(), &[]).expect("it is mended");
+    let after = outcome.after.expect("there was something to mend");
+    assert!(after.findings.is_empty(), "{}", show(&after));
+    assert_eq!(progs_complaints(damaged.disks()), None);
+    let mount = damaged.disks().mount("ro");
+    let read = |name: &str| std::fs::read(mount.path().join(name)).expect("it is there");
+    let large = read("large");
+    assert!(large.len() >= 50_000 && large[..50_000].iter().all(|&byte| byte == 9));
+    assert_eq!(read("folder/small"), b"what was written");
+}
+
 /// A dry run, and a repair that is refused, write nothing.
 #[test]
 fn nothing_is_written_that_was_not_asked_for() {

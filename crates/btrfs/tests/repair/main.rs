@@ -23,3 +23,4 @@ mod mutation;
 mod quota_volumes;
 mod quotas;
 mod scanned;
+mod subvolumes;

@@ -54,6 +54,14 @@ impl FileMender<'_, '_> {
         }
     }
 
+    /// Gives the root directory its name, which is always the same one.
+    pub(super) fn name_root(&mut self) {
+        let root = Ino::ROOT_DIR.0;
+        if self.type_of(root) == Some(FileType::Directory) {
+            self.set(Key::new(root, ItemType::INODE_REF, root), inode_ref(0, b".."));
+        }
+    }
+
     /// What the entries of these directories say of inodes that are not there.
     fn entry_types(&self, dirs: &BTreeSet<u64>) -> EntryTypes {
         let mut types = EntryTypes::new();
@@ -93,9 +101,6 @@ impl FileMender<'_, '_> {
         };
         let item = self.inode_item(ino, kind);
         self.set(Key::new(ino, ItemType::INODE_ITEM, 0), item.as_bytes().to_vec());
-        if ino == Ino::ROOT_DIR.0 {
-            self.set(Key::new(ino, ItemType::INODE_REF, ino), inode_ref(0, b".."));
-        }
         true
     }
 

@@ -1,0 +1,253 @@
+//! Damaged links, entries, root items and UUIDs of subvolumes, and what a repair makes of them.
+//!
+//! ```text
+//! 256 a            received, so that both kinds of UUIDs are there
+//! 257 a/b          has a file
+//! 258 snapshot     of a, with an entry of b and no link
+//! ```
+
+use offshoot_btrfs::{BtrfsFindingCode as Code, BtrfsVolume, EngineOptions, SubvolumeId};
+use offshoot_btrfs_format::dir::{DirEntryItem, name_hash};
+use offshoot_btrfs_format::key::objectid;
+use offshoot_btrfs_format::root::{RootItem, RootRefItem};
+use offshoot_btrfs_format::{ItemType, Key, TreeId};
+use offshoot_testkit::btrfs::disks::Disks;
+use offshoot_testkit::btrfs::judges::{self, Judges};
+use offshoot_testkit::run::run;
+use offshoot_vfs::{EntryPlace, FileSystem, FileSystemMut, Timestamp};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::common::{DamagedVolume, EditedItems, checked, progs_complaints, show};
+use crate::judged::{repair, require_repaired, shown_by_kernel};
+
+const SCRIPT: &str = "\
+btrfs subvolume create a; echo a > a/file
+btrfs subvolume create a/b; echo b > a/b/file
+btrfs subvolume snapshot a snapshot
+btrfs subvolume snapshot -r a sent; mkdir received
+btrfs send -q sent | btrfs receive -q received";
+
+const A: u64 = 256;
+const B: u64 = 257;
+
+fn made(judges: &Judges) -> Disks {
+    let disks = Disks::create(judges, 1, 256);
+    disks.mkfs_and_settle(&[]);
+    let mount = disks.mount("rw,noatime");
+    run("sh", &["-ec", &format!("cd '{}'; {SCRIPT}", mount.path().display())]);
+    drop(mount);
+    disks
+}
+
+/// The structure at the beginning of an item.
+fn view<T: FromBytes + IntoBytes + KnownLayout + Immutable>(bytes: &mut [u8]) -> &mut T {
+    T::mut_from_prefix(bytes).expect("it is long enough").0
+}
+
+fn is(objectid: u64, item_type: ItemType, offset: u64) -> impl Fn(Key, &[u8]) -> bool {
+    move |key, _| key == Key::new(objectid, item_type, offset)
+}
+
+/// Removes the items with these keys, which are in the leaf of the first one.
+fn remove(volume: &DamagedVolume, tree: u64, keys: &[Key]) {
+    let wanted = keys[0];
+    volume.edit(
+        TreeId(tree),
+        |key, _| key == wanted,
+        |items, _| {
+            items.retain(|(key, _)| !keys.contains(key));
+        },
+    );
+}
+
+/// A damage that a repair takes back: the kernel shows what it showed before.
+#[track_caller]
+fn require_taken_back(damage: fn(&DamagedVolume), code: Code) {
+    let Some(judges) = judges::require() else { return };
+    let disks = made(&judges);
+    let before = shown_by_kernel(&disks);
+    let volume = DamagedVolume::of(disks);
+    damage(&volume);
+    let found = checked(volume.disks());
+    assert!(found.findings.iter().any(|one| one.code == code), "{}", show(&found));
+    require_repaired(volume.disks(), &[], &before);
+}
+
+macro_rules! taken_back {
+    ($($(#[$doc:meta])* $name:ident: $code:ident, $damage:expr;)*) => {$(
+        $(#[$doc])*
+        #[test]
+        fn $name() {
+            require_taken_back($damage, Code::$code);
+        }
+    )*};
+}
+
+const REF: Key = Key::new(A, ItemType::ROOT_REF, B);
+const BACKREF: Key = Key::new(B, ItemType::ROOT_BACKREF, A);
+
+taken_back! {
+    a_back_reference_is_made_again: RootReference, |volume| {
+        remove(volume, TreeId::ROOT.0, &[BACKREF]);
+    };
+    a_reference_is_made_again: RootReference, |volume| {
+        remove(volume, TreeId::ROOT.0, &[REF]);
+    };
+    /// The entries say which of two names is right.
+    a_reference_with_another_name: RootReference, |volume| {
+        volume.edit(TreeId::ROOT, |key, _| key == REF, |items, slot| {
+            items[slot].1[size_of::<RootRefItem>()] = b'x';
+        });
+    };
+    a_back_reference_with_another_index: RootReference, |volume| {
+        volume.edit(TreeId::ROOT, |key, _| key == BACKREF, |items, slot| {
+            view::<RootRefItem>(&mut items[slot].1).sequence = 70.into();
+        });
+    };
+    entries_of_another_subvolume: SubvolumeEntry, |volume| {
+        volume.edit(TreeId(A), is(256, ItemType::DIR_INDEX, 3), |items, _| {
+            for (key, data) in items.iter_mut() {
+                let is_hash = *key == Key::new(256, ItemType::DIR_ITEM, name_hash(b"b"));
+                if is_hash || *key == Key::new(256, ItemType::DIR_INDEX, 3) {
+                    view::<DirEntryItem>(data).location.objectid = 999.into();
+                }
+            }
+        });
+    };
+    missing_entries: SubvolumeEntry, |volume| {
+        let by_hash = Key::new(256, ItemType::DIR_ITEM, name_hash(b"b"));
+        remove(volume, A, &[by_hash, Key::new(256, ItemType::DIR_INDEX, 3)]);
+    };
+    a_reference_to_a_subvolume_that_is_not_there: RootReference, |volume| {
+        volume.edit(TreeId::ROOT, |key, _| key == REF, |items, slot| {
+            let stale = (Key { offset: 900, ..items[slot].0 }, items[slot].1.clone());
+            items.insert(slot + 1, stale);
+        });
+    };
+    a_default_subvolume_that_is_not_there: SubvolumeEntry, |volume| {
+        let wanted = is(objectid::ROOT_TREE_DIR, ItemType::DIR_ITEM, name_hash(b"default"));
+        volume.edit(TreeId::ROOT, wanted, |items, slot| {
+            view::<DirEntryItem>(&mut items[slot].1).location.objectid = 999.into();
+        });
+    };
+    a_missing_directory_of_the_root_tree: MissingTree, |volume| {
+        let key = Key::new(objectid::ROOT_TREE_DIR, ItemType::INODE_ITEM, 0);
+        remove(volume, TreeId::ROOT.0, &[key]);
+    };
+    a_root_item_of_another_level: RootItem, |volume| {
+        volume.edit(TreeId::ROOT, is(A, ItemType::ROOT_ITEM, 0), |items, slot| {
+            view::<RootItem>(&mut items[slot].1).level += 1;
+        });
+    };
+    a_removal_of_a_subvolume_that_was_not_deleted: DeletedSubvolume, |volume| {
+        volume.edit(TreeId::ROOT, is(B, ItemType::ROOT_ITEM, 0), |items, slot| {
+            let item = view::<RootItem>(&mut items[slot].1);
+            item.drop_progress = Key::new(257, ItemType::INODE_ITEM, 0).into();
+        });
+    };
+    /// It counts as deleted, and has links and entries.
+    a_subvolume_that_was_not_deleted: DeletedSubvolume, |volume| {
+        volume.edit(TreeId::ROOT, is(B, ItemType::ROOT_ITEM, 0), |items, slot| {
+            view::<RootItem>(&mut items[slot].1).refs = 0.into();
+        });
+    };
+    a_uuid_that_is_not_listed: UuidTree, |volume| {
+        volume.edit(TreeId::UUID, |key, _| key.item_type == ItemType::UUID_KEY_SUBVOL, drop_item);
+    };
+    a_received_uuid_of_another_subvolume: UuidTree, |volume| {
+        let is_it = |key: Key, _: &[u8]| key.item_type == ItemType::UUID_KEY_RECEIVED_SUBVOL;
+        volume.edit(TreeId::UUID, is_it, |items, slot| items[slot].1 = A.to_le_bytes().to_vec());
+    };
+    a_lost_uuid_tree: TreeBlock, |volume| volume.break_leaf(TreeId::UUID);
+}
+
+fn drop_item(items: &mut EditedItems, slot: usize) {
+    items.remove(slot);
+}
+
+/// Nothing leads to a subvolume: it comes to `lost+found`.
+#[test]
+fn a_subvolume_without_links_is_found_again() {
+    let Some(judges) = judges::require() else { return };
+    let volume = DamagedVolume::of(made(&judges));
+    volume.edit(
+        TreeId::ROOT,
+        |key, _| key == REF,
+        |items, _| {
+            items.retain(|(key, _)| ![REF, BACKREF].contains(key));
+        },
+    );
+    let outcome = repair(volume.disks(), &[]).expect("it is mended");
+    let after = outcome.after.expect("there was something to mend");
+    assert!(after.findings.is_empty(), "{}", show(&after));
+    assert_eq!(progs_complaints(volume.disks()), None);
+    let mount = volume.disks().mount("rw,commit=1");
+    let found = std::fs::read(mount.path().join(format!("lost+found/{B}/file")));
+    assert_eq!(found.expect("it is there"), b"b\n");
+    let path = mount.path().join(format!("lost+found/{B}"));
+    run("btrfs", &["subvolume", "delete", &path.display().to_string()]);
+    run("btrfs", &["subvolume", "sync", &mount.path().display().to_string()]);
+    drop(mount);
+    assert_eq!(progs_complaints(volume.disks()), None, "after it was deleted");
+}
+
+/// A volume with a deleted subvolume, of several levels, of which nothing was given up yet.
+fn with_deleted(judges: &Judges) -> DamagedVolume {
+    let disks = Disks::create(judges, 1, 256);
+    disks.mkfs_and_settle(&["-n", "4k"]);
+    let mount = disks.mount("rw,noatime");
+    let script = "btrfs subvolume create gone; for i in $(seq 200); do echo $i > gone/$i; done";
+    run("sh", &["-ec", &format!("cd '{}'; {script}", mount.path().display())]);
+    drop(mount);
+    let options = EngineOptions { commit_interval: None, ..EngineOptions::default() };
+    let volume = BtrfsVolume::open_writable(disks.writable_devices(), &options).expect("it opens");
+    let fs = volume.filesystem(SubvolumeId::FS).expect("every volume has one");
+    let place = EntryPlace { dir: fs.root(), name: b"gone" };
+    fs.delete_subvolume(place, Timestamp { secs: 1, nanos: 0 }).expect("it is deleted");
+    fs.sync().expect("a commit");
+    drop((fs, volume));
+    DamagedVolume::of(disks)
+}
+
+/// Requires that the removal goes on after a repair, and that the kernel ends it.
+#[track_caller]
+fn require_removed(volume: &DamagedVolume) {
+    let disks = volume.disks();
+    let outcome = repair(disks, &[]).expect("it is mended");
+    let after = outcome.after.expect("there was something to mend");
+    assert!(after.findings.is_empty(), "{}", show(&after));
+    assert_eq!(progs_complaints(disks), None);
+    let mount = disks.mount("rw,commit=1");
+    run("btrfs", &["subvolume", "sync", &mount.path().display().to_string()]);
+    drop(mount);
+    assert_eq!(progs_complaints(disks), None, "after the kernel removed it");
+    let left = run("btrfs", &["inspect-internal", "dump-tree", "-r", &image(disks)]);
+    assert!(!left.contains(&format!("({A} ROOT_ITEM")), "{left}");
+}
+
+/// The path of the only member.
+fn image(disks: &Disks) -> String {
+    disks.images()[0].display().to_string()
+}
+
+#[test]
+fn a_deleted_subvolume_is_listed_for_removal() {
+    let Some(judges) = judges::require() else { return };
+    let volume = with_deleted(&judges);
+    remove(&volume, TreeId::ROOT.0, &[Key::new(objectid::ORPHAN, ItemType::ORPHAN_ITEM, A)]);
+    require_removed(&volume);
+}
+
+#[test]
+fn a_removal_that_cannot_go_on_is_ended() {
+    let Some(judges) = judges::require() else { return };
+    for (ino, level) in [(255, 1), (256, 5)] {
+        let volume = with_deleted(&judges);
+        volume.edit(TreeId::ROOT, is(A, ItemType::ROOT_ITEM, 0), |items, slot| {
+            let item = view::<RootItem>(&mut items[slot].1);
+            item.drop_progress = Key::new(ino, ItemType::INODE_ITEM, 0).into();
+            item.drop_level = level;
+        });
+        require_removed(&volume);
+    }
+}
