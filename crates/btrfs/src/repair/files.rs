@@ -8,7 +8,7 @@
 //! | a name in a directory that is not there | the name | the directory ([`rebuilt`]) |
 //! | an entry to an inode of which nothing is there | | it is removed |
 //! | an inode with links and without names | | a name in `lost+found` |
-//! | links, size of a directory, bytes of a file | names, entries, extents | the counts |
+//! | links, size of a directory or link, bytes of a file | names, entries, extents | the counts |
 //! | the name `..` of a root directory | | it is always the same |
 //! | an inode without links | the inode | the item that lists it for removal |
 //! | a range of a file without an extent | the others | an extent without data |
@@ -432,12 +432,16 @@ impl FileMender<'_, '_> {
             self.fill_holes(ino);
         }
         let (name_bytes, bytes) = (self.name_bytes(ino), self.bytes(ino));
+        let target = (file_type == FileType::Symlink).then(|| self.target_len(ino)).flatten();
         if let Ok((item, _)) = InodeItem::mut_from_prefix(&mut data) {
             item.nlink = links.into();
             match file_type {
                 FileType::Directory if links > 0 => item.size = (2 * name_bytes).into(),
                 FileType::Regular | FileType::Symlink if links > 0 => item.nbytes = bytes.into(),
                 _ => {}
+            }
+            if let Some(len) = target.filter(|_| links > 0) {
+                item.size = len.into();
             }
         }
         self.set(key, data);

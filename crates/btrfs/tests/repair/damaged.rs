@@ -1,6 +1,7 @@
 //! Damage of each class, and what a repair makes of it.
 
 use std::ops::ControlFlow;
+use std::os::unix::fs::FileExt;
 
 use offshoot_btrfs::{BtrfsFindingCode as Code, RepairClass, RepairOptions, repair_btrfs};
 use offshoot_btrfs_format::block::BlockHeader;
@@ -204,6 +205,38 @@ fn a_root_directory_gets_its_name_back() {
         volume.edit(TreeId::FS, is_name, remove);
     };
     require_mended(&Recipe::new(), damage, &[Code::LinkCount]);
+}
+
+/// The target of a symbolic link says how long it is.
+#[test]
+fn a_symbolic_link_gets_the_size_of_its_target() {
+    let fill = |root: &std::path::Path| {
+        std::os::unix::fs::symlink("a target", root.join("link")).expect("a link");
+    };
+    let damage = |volume: &DamagedVolume| {
+        let is_link = |key: Key, data: &[u8]| {
+            key.item_type == ItemType::INODE_ITEM && data[53] & 0xf0 == 0xa0
+        };
+        volume.edit(TreeId::FS, is_link, |items, slot| items[slot].1[16] += 3);
+    };
+    require_mended_of(&Recipe::new().mib(256).fill(fill), damage, &[Code::InodeSize]);
+}
+
+/// A volume that records holes has lost the extent of one.
+#[test]
+fn a_hole_is_recorded_again() {
+    let fill = |root: &std::path::Path| {
+        let file = std::fs::File::create(root.join("sparse")).expect("a file");
+        file.write_all_at(&[5; 9000], 1 << 20).expect("it is written");
+    };
+    let damage = |volume: &DamagedVolume| {
+        let is_hole = |key: Key, data: &[u8]| {
+            key.item_type == ItemType::EXTENT_DATA && data[20] == 1 && data[21..29] == [0; 8]
+        };
+        volume.edit(TreeId::FS, is_hole, remove);
+    };
+    let recipe = Recipe::new().mib(256).mkfs("-O ^no-holes").fill(fill);
+    require_mended_of(&recipe, damage, &[Code::FileHole]);
 }
 
 /// A file without its inode item is made anew: it keeps its name and its data.

@@ -153,6 +153,19 @@ impl FileMender<'_, '_> {
         end
     }
 
+    /// The length of the target of a symbolic link, in bytes; `None` when it has no target. An old
+    /// kernel stored some with a zero byte behind them, which does not count.
+    pub(super) fn target_len(&self, ino: u64) -> Option<u64> {
+        let mut len = None;
+        self.each_extent(ino, &mut |offset, extent| {
+            if let (0, FileExtentBody::Inline(bytes)) = (offset, &extent.body) {
+                let has_zero = extent.compression == Compression::None && bytes.ends_with(&[0]);
+                len = Some(len_of_inline(extent, bytes) - u64::from(has_zero));
+            }
+        });
+        len
+    }
+
     /// Whether the first data of a file that was written has no checksum.
     fn has_no_checksums(&self, ino: u64) -> bool {
         let mut first = None;
