@@ -29,8 +29,8 @@ pub const SUPERBLOCK_SIZE: usize = 4096;
 /// The bytes of a device at which the primary and its copies begin.
 pub const SUPERBLOCK_OFFSETS: [u64; 3] = [64 << 10, 64 << 20, 256 << 30];
 
-/// Whether every writer of a volume keeps the superblock at `offset` up to date on a device of which
-/// the volume has `total_bytes`. The kernel passes over one that ends right at the end, and
+/// Whether every writer of a volume keeps the superblock at `offset` up to date on a device of
+/// which the volume has `total_bytes`. The kernel passes over one that ends right at the end, and
 /// `mkfs.btrfs` makes that one too.
 #[must_use]
 pub const fn is_kept_superblock(offset: u64, total_bytes: u64) -> bool {

@@ -13,8 +13,9 @@
 //! All of it runs on all cores. What must be compared is sorted: what has no room in memory goes
 //! to files ([`sort`]). Memory is bounded by [`CheckOptions::memory_bytes`]: a sixteenth each
 //! is for blocks that were read, for nodes that are to be looked at, and for summaries, half for
-//! records that are sorted, and the rest for what is compared at a time. Besides that, a check takes 32 MiB for each terabyte of tree blocks ([`addresses`]), and
-//! some hundred bytes for each chunk and each subvolume.
+//! records that are sorted, and the rest for what is compared at a time. Besides that, a check
+//! takes 32 MiB for each terabyte of tree blocks ([`addresses`]), and some hundred bytes for each
+//! chunk and each subvolume.
 
 mod addresses;
 mod finding;

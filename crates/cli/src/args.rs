@@ -636,8 +636,8 @@ pub(crate) struct RepairArguments {
     pub(crate) search: ScanArguments,
     /// What may be mended: superblocks, chunks (the chunk tree, with --scan), space (block groups,
     /// free space, ranges of devices), extents, files (names, entries, counts), quotas or
-    /// subvolumes (links, entries, UUIDs, removals). Can be given several times. Superblocks, space,
-    /// extents and quotas are made anew even if nothing is wrong with them
+    /// subvolumes (links, entries, UUIDs, removals). Can be given several times. Superblocks,
+    /// space, extents and quotas are made anew even if nothing is wrong with them
     #[arg(long = "class", value_name = "CLASS", value_parser = parse_repair_class)]
     pub(crate) classes: Vec<RepairClass>,
     /// Accept the data of this file as it is on the devices: what does not fit its checksum gets
