@@ -13,6 +13,7 @@ use offshoot_btrfs_format::extent::{
 use offshoot_btrfs_format::space::{BlockGroupItem, FreeSpaceHeader, FreeSpaceInfo};
 use offshoot_btrfs_format::superblock::SuperblockItem;
 use offshoot_btrfs_format::{ItemType, Key, Logical, TreeId};
+use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::btrfs::recipe::Recipe;
 use offshoot_testkit::run::run;
@@ -512,9 +513,22 @@ fn what_cannot_be_read_is_not_missed() {
     }
 }
 
-/// A subvolume that is being removed when the volume is unmounted is sound in every state.
+/// A subvolume that is being removed when the volume is unmounted is sound in every state, if
+/// `btrfs check` says so. The kernel sometimes gives up references to nodes that a snapshot shares
+/// and records no progress: then both checks find these references, and nothing else.
 #[test]
 fn half_removed_subvolumes() {
+    fn require_agreed(disks: &Disks) {
+        let Some(complaints) = progs_complaints(disks) else {
+            return drop(require_sound(disks));
+        };
+        let outcome = checked(disks);
+        let is_reference =
+            |finding: &BtrfsFinding| finding.code == BtrfsFindingCode::MissingReference;
+        let are_references = outcome.findings.iter().all(is_reference);
+        assert!(!outcome.findings.is_empty() && are_references, "{complaints}{}", show(&outcome));
+        assert!(complaints.contains("has no backref item in extent tree"), "{complaints}");
+    }
     fn crowd(root: &Path) {
         let subvolume = root.join("crowd");
         run("btrfs", &["subvolume", "create", subvolume.to_str().unwrap()]);
@@ -534,11 +548,11 @@ fn half_removed_subvolumes() {
     let Some(judges) = judges::require() else { return };
     let disks = recipe().mkfs("-n 4096").fill(crowd).make(&judges);
     for _ in 0..4 {
-        require_sound(&disks);
+        require_agreed(&disks);
         // The kernel goes on with the removal until this is unmounted.
         drop(disks.mount("noatime"));
     }
-    require_sound(&disks);
+    require_agreed(&disks);
 }
 
 #[test]
