@@ -308,8 +308,8 @@ impl fmt::Display for VolumeReport {
         match self {
             Self::BadCopy { structure, logical, source, problem } => write!(
                 f,
-                "bad copy of {structure} at logical address {logical} ({source}): {problem}; another \
-                 one was used, and a scrub repairs it"
+                "bad copy of {structure} at logical address {logical} ({source}): {problem}; \
+                 another one was used, and a scrub repairs it"
             ),
             Self::SuperblockCopy { device, offset, problem } => write!(
                 f,

@@ -151,7 +151,8 @@ Nothing is written. Each finding has a number that stays the same in all version
 there is none. docs/check.md has all numbers. A volume that does not open is checked, too.
 
 Of btrfs everything is compared as the last commit left it, on all cores; a pending log is read and not replayed. What has no room in \
---memory goes to files in --scratch. With --data every copy of all data is read and compared with its checksums; scrub -r also verifies parity. \
+--memory goes to files in --scratch. With --data every copy of all data is read and compared with \
+its checksums; scrub -r also verifies parity. \
 Of a mount of ours the state of this moment is checked while programs go on; no other program may write the volume meanwhile.
 
 Of XFS the log of a volume that was not unmounted is replayed in memory first, or ignored with --ignore-log: then structures may \
@@ -168,18 +169,21 @@ const REPAIR_HELP: &str = "\
 What follows from other structures is made anew: the extent tree from all trees, block groups, free space and the ranges of the devices \
 from that and from the chunks, superblocks. Everything else that a check finds stays, and is named. The volume must not be in use.
 
-While blocks of a subvolume cannot be used, a repair is refused, because it would give up what is in them. --cut-off does that for the \
-subvolumes that are named: the blocks are cut off, and what was in them is lost. Everything else of the subvolume stays, and what has no \
-name any more comes to lost+found in it. With --dry-run it only says what would be lost. Get out what is needed with extract or recover first.
+While blocks of a subvolume cannot be used, a repair is refused, because it would give up what is \
+in them. --cut-off does that for the subvolumes that are named: the blocks are cut off, and what \
+was in them is lost. Everything else of the subvolume stays, and what has no name any more comes to \
+lost+found in it. With --dry-run it only says what would be lost. Get out what is needed with \
+extract or recover first.
 
 Nothing that the volume leads to is overwritten. The result is checked before anything is written, and is not written unless all that \
 was to be mended is. Until something else writes to the volume, --undo brings it back to what it was. docs/repair.md says more.
 
-Data that no copy fits its checksum of is lost to readers. --accept-data makes a file readable as it is on the devices, right or wrong; \
-it is never done by itself.
+Data that no copy fits its checksum of is lost to readers. --accept-data makes a file readable as \
+it is on the devices, right or wrong; it is never done by itself.
 
-With --scan a volume is repaired without any sound superblock, and with a damaged chunk tree: all devices are read from their beginning \
-to their end, and superblocks, system chunks and chunk tree are made from the tree blocks that are found.
+With --scan a volume is repaired without any sound superblock, and with a damaged chunk tree: all \
+devices are read from their beginning to their end, and superblocks, system chunks and chunk tree \
+are made from the tree blocks that are found.
 
 Exit codes: 0 if nothing is wrong any more, 3 if something is left or the repair is refused because of damage, 4 if the volume cannot \
 be repaired, 1 otherwise.

@@ -7,9 +7,11 @@ use std::sync::Arc;
 
 use offshoot_btrfs::{BtrfsFindingCode, CheckOptions, CheckOutcome, check_btrfs};
 use offshoot_btrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE};
-use offshoot_btrfs_format::{Key, TreeId};
+use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_testkit::btrfs::disks::{AttachedImages, Disks};
-use offshoot_testkit::run::command;
+use offshoot_testkit::btrfs::judges::Judges;
+use offshoot_testkit::run::{command, run};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::damage::{DamageTarget, header};
 use crate::image::SparseImage;
@@ -17,6 +19,29 @@ use crate::mutation::{pack, unpack};
 
 /// The items of a leaf.
 pub(crate) type EditedItems = Vec<(Key, Vec<u8>)>;
+
+/// A volume of 256 MiB in which a script made subvolumes.
+pub(crate) fn made_by(judges: &Judges, script: &str) -> Disks {
+    let disks = Disks::create(judges, 1, 256);
+    disks.mkfs_and_settle(&[]);
+    let mount = disks.mount("rw,noatime");
+    run("sh", &["-ec", &format!("cd '{}'; {script}", mount.path().display())]);
+    drop(mount);
+    disks
+}
+
+/// The structure at the beginning of an item or superblock.
+pub(crate) fn view<T>(bytes: &mut [u8]) -> &mut T
+where
+    T: FromBytes + IntoBytes + KnownLayout + Immutable,
+{
+    T::mut_from_prefix(bytes).expect("it is long enough").0
+}
+
+/// Whether the key of an item is this one.
+pub(crate) fn is(objectid: u64, item_type: ItemType, offset: u64) -> impl Fn(Key, &[u8]) -> bool {
+    move |key, _| key == Key::new(objectid, item_type, offset)
+}
 
 /// What `btrfs check` says of a damage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -17,20 +17,15 @@ use offshoot_testkit::btrfs::judges::{self, Judges};
 use offshoot_testkit::btrfs::recipe::Recipe;
 use offshoot_testkit::loops::AttachedLoop;
 use offshoot_testkit::run::run;
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+use zerocopy::FromBytes;
 
-use crate::common::{DamagedVolume, ProgsVerdict, require_sound, show};
+use crate::common::{DamagedVolume, ProgsVerdict, require_sound, show, view};
 
 /// An empty volume.
 fn empty(judges: &Judges, members: usize, mkfs: &str) -> Disks {
     let disks = Disks::create(judges, members, 256);
     disks.mkfs(&mkfs.split_whitespace().collect::<Vec<_>>());
     disks
-}
-
-/// The structure at the beginning of an item or superblock.
-fn view<T: FromBytes + IntoBytes + KnownLayout + Immutable>(bytes: &mut [u8]) -> &mut T {
-    T::mut_from_prefix(bytes).expect("it is long enough").0
 }
 
 fn superblock(bytes: &mut [u8]) -> &mut SuperblockItem {

@@ -20,7 +20,9 @@ use offshoot_testkit::btrfs::recipe::Recipe;
 use offshoot_testkit::run::run;
 use zerocopy::FromBytes;
 
-use crate::common::{DamagedVolume, EditedItems, ProgsVerdict, checked, progs_complaints, show};
+use crate::common::{
+    DamagedVolume, EditedItems, ProgsVerdict, checked, progs_complaints, show, view,
+};
 use crate::damage::header;
 
 const SECTOR: u64 = 4096;
@@ -234,36 +236,37 @@ fn small_extents(volume: &DamagedVolume) -> Vec<(u64, u64)> {
     extents(volume).into_iter().filter(|one| one.1 < 40_000).collect()
 }
 
+/// Changes all items of one type, which are in one leaf.
+fn edit_each(
+    volume: &DamagedVolume,
+    tree: TreeId,
+    item_type: ItemType,
+    change: impl Fn(&mut [u8]),
+) {
+    volume.edit(
+        tree,
+        |key, _| key.item_type == item_type,
+        |items, _| {
+            let these = items.iter_mut().filter(|(key, _)| key.item_type == item_type);
+            these.for_each(|(_, data)| change(data));
+        },
+    );
+}
+
 /// Says of the block groups with `flags` that they have others, in their chunks too.
 fn change_kind(volume: &DamagedVolume, flags: u64, other: u64) {
-    volume.edit(
-        TreeId::EXTENT,
-        |key, _| key.item_type == ItemType::BLOCK_GROUP_ITEM,
-        |items, _| {
-            for (_, data) in
-                items.iter_mut().filter(|(key, _)| key.item_type == ItemType::BLOCK_GROUP_ITEM)
-            {
-                let group = BlockGroupItem::mut_from_prefix(data).expect("a block group").0;
-                if group.flags.get() == flags {
-                    group.flags = other.into();
-                }
-            }
-        },
-    );
-    volume.edit(
-        TreeId::CHUNK,
-        |key, _| key.item_type == ItemType::CHUNK_ITEM,
-        |items, _| {
-            for (_, data) in
-                items.iter_mut().filter(|(key, _)| key.item_type == ItemType::CHUNK_ITEM)
-            {
-                let chunk = ChunkItem::mut_from_prefix(data).expect("a chunk").0;
-                if chunk.chunk_type.get() == flags {
-                    chunk.chunk_type = other.into();
-                }
-            }
-        },
-    );
+    edit_each(volume, TreeId::EXTENT, ItemType::BLOCK_GROUP_ITEM, |data| {
+        let group = view::<BlockGroupItem>(data);
+        if group.flags.get() == flags {
+            group.flags = other.into();
+        }
+    });
+    edit_each(volume, TreeId::CHUNK, ItemType::CHUNK_ITEM, |data| {
+        let chunk = view::<ChunkItem>(data);
+        if chunk.chunk_type.get() == flags {
+            chunk.chunk_type = other.into();
+        }
+    });
 }
 
 #[test]

@@ -12,9 +12,10 @@ use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges::{self, Judges};
 use offshoot_testkit::run::run;
 use offshoot_vfs::{EntryPlace, FileSystem, FileSystemMut, Timestamp};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::common::{DamagedVolume, EditedItems, ProgsVerdict, require_sound, show};
+use crate::common::{
+    DamagedVolume, EditedItems, ProgsVerdict, is, made_by, require_sound, show, view,
+};
 
 /// A subvolume `a` (256) with `b` (257) in it, a snapshot `s` of `a` with its entry of `b`, a
 /// received subvolume, and one that was deleted.
@@ -28,25 +29,6 @@ const SCRIPT: &str = "
 
 const A: u64 = 256;
 const B: u64 = 257;
-
-/// The volume of [`SCRIPT`].
-fn made(judges: &Judges) -> Disks {
-    let disks = Disks::create(judges, 1, 256);
-    disks.mkfs_and_settle(&[]);
-    let mount = disks.mount("rw,noatime");
-    run("sh", &["-ec", &format!("cd '{}'; {SCRIPT}", mount.path().display())]);
-    drop(mount);
-    disks
-}
-
-/// The structure at the beginning of an item.
-fn view<T: FromBytes + IntoBytes + KnownLayout + Immutable>(bytes: &mut [u8]) -> &mut T {
-    T::mut_from_prefix(bytes).expect("it is long enough").0
-}
-
-fn is(objectid: u64, item_type: ItemType, offset: u64) -> impl Fn(Key, &[u8]) -> bool {
-    move |key, _| key == Key::new(objectid, item_type, offset)
-}
 
 fn place(tree: TreeId, objectid: u64, item_type: ItemType, offset: u64) -> BtrfsFindingPlace {
     BtrfsFindingPlace::Item { tree, key: Key::new(objectid, item_type, offset) }
@@ -62,7 +44,7 @@ fn slot_of(items: &EditedItems, objectid: u64, item_type: ItemType, offset: u64)
 #[test]
 fn sound_subvolumes() {
     let Some(judges) = judges::require() else { return };
-    require_sound(&made(&judges));
+    require_sound(&made_by(&judges, SCRIPT));
 }
 
 macro_rules! damaged {
@@ -71,7 +53,7 @@ macro_rules! damaged {
         #[test]
         fn $name() {
             let Some(judges) = judges::require() else { return };
-            let volume = DamagedVolume::of(made(&judges));
+            let volume = DamagedVolume::of(made_by(&judges, SCRIPT));
             let damage: fn(&DamagedVolume) = $damage;
             damage(&volume);
             let outcome = volume.require(BtrfsFindingCode::$code, ProgsVerdict::$progs);
@@ -174,7 +156,7 @@ damaged! {
 /// Changes the first item of a type in the UUID tree.
 fn damaged_uuids(item_type: ItemType, change: impl FnOnce(&mut EditedItems, usize)) {
     let Some(judges) = judges::require() else { return };
-    let volume = DamagedVolume::of(made(&judges));
+    let volume = DamagedVolume::of(made_by(&judges, SCRIPT));
     let mut wanted = Key::MIN;
     volume.edit(
         TreeId::UUID,
@@ -243,7 +225,7 @@ const FIRST: Key = Key::new(256, ItemType::INODE_ITEM, 0);
 #[test]
 fn a_removal_of_a_subvolume_that_was_not_deleted() {
     let Some(judges) = judges::require() else { return };
-    let volume = DamagedVolume::of(made(&judges));
+    let volume = DamagedVolume::of(made_by(&judges, SCRIPT));
     volume.edit(TreeId::ROOT, is(A, ItemType::ROOT_ITEM, 0), |items, slot| {
         view::<RootItem>(&mut items[slot].1).drop_progress = FIRST.into();
     });

@@ -2,13 +2,10 @@
 //! finds no wrong checksum.
 
 use std::fs::File;
-use std::ops::ControlFlow;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use offshoot_btrfs::{
-    AcceptedRange, BtrfsFindingCode as Code, CheckEvent, RepairOptions, RepairOutcome, repair_btrfs,
-};
+use offshoot_btrfs::{AcceptedRange, BtrfsFindingCode as Code, RepairOptions, RepairOutcome};
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges;
@@ -17,7 +14,7 @@ use offshoot_testkit::run::run;
 use offshoot_vfs::Errno;
 
 use crate::common::{DamagedVolume, checked, progs_complaints, show};
-use crate::judged::{bytes, undo};
+use crate::judged::{bytes, repair_with, undo};
 
 /// What each sector of the file begins with, before its number.
 const MARKER: &[u8; 28] = b"a sector that will be broken";
@@ -82,8 +79,7 @@ fn spoil(disks: &Disks, members: &[usize], bit: u8, is_broken: impl Fn(u32) -> b
 fn accept(disks: &Disks, path: &str, is_dry_run: bool) -> offshoot_vfs::Result<RepairOutcome> {
     let accepted = vec![path.as_bytes().to_vec()];
     let options = RepairOptions { accepted, is_dry_run, ..RepairOptions::default() };
-    let watch = |_: &CheckEvent| ControlFlow::Continue(());
-    repair_btrfs(&disks.writable_devices(), &options, &watch)
+    repair_with(disks, &options)
 }
 
 /// What the kernel reads of all files that share the data.

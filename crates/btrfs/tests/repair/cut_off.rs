@@ -5,14 +5,13 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::ops::ControlFlow;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
 use offshoot_btrfs::{
-    BtrfsFindingCode as Code, BtrfsFindingPlace, CutOff, RepairOptions, RepairOutcome,
-    SubvolumeName, repair_btrfs,
+    BtrfsFinding, BtrfsFindingCode as Code, BtrfsFindingPlace, CheckOutcome, CutOff, RepairOptions,
+    RepairOutcome, SubvolumeName, repair_btrfs,
 };
 use offshoot_btrfs_format::root::RootItem;
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
@@ -29,7 +28,7 @@ use zerocopy::FromBytes;
 use crate::common::{DamagedVolume, checked, progs_complaints, show};
 use crate::cuts;
 use crate::damage::header;
-use crate::judged::{bytes, put_back, repair, undo};
+use crate::judged::{bytes, put_back, repair, repair_with, undo};
 use crate::mutation::unpack;
 
 /// Repairs the volume, and cuts off these subvolumes.
@@ -38,8 +37,13 @@ fn cut(disks: &Disks, ids: &[u64]) -> offshoot_vfs::Result<RepairOutcome> {
     repair_with(disks, &RepairOptions { cut_off, ..RepairOptions::default() })
 }
 
-fn repair_with(disks: &Disks, options: &RepairOptions) -> offshoot_vfs::Result<RepairOutcome> {
-    repair_btrfs(&disks.writable_devices(), options, &|_| ControlFlow::Continue(()))
+/// The numbers of the trees of which a check has found blocks that cannot be used.
+fn trees_with_lost_blocks(found: &CheckOutcome) -> Vec<u64> {
+    let tree = |one: &BtrfsFinding| match one.place {
+        BtrfsFindingPlace::Block { tree, .. } => Some(tree.0),
+        _ => None,
+    };
+    found.findings.iter().filter_map(tree).collect()
 }
 
 /// The regular files below a directory, by inode: the path and the contents.
@@ -224,14 +228,7 @@ fn snapshots_that_share_a_lost_block_are_all_named() {
     spoil(&volume, leaf_with(&volume, extents));
     let damaged = bytes(disks);
     let found = checked(disks);
-    let trees: Vec<_> = found
-        .findings
-        .iter()
-        .filter_map(|one| match one.place {
-            BtrfsFindingPlace::Block { tree, .. } => Some(tree.0),
-            _ => None,
-        })
-        .collect();
+    let trees = trees_with_lost_blocks(&found);
     assert!(trees.len() > 1, "{}", show(&found));
     let refused = cut(disks, &trees[..1]).expect_err("others have the block, too");
     for tree in &trees {
@@ -284,15 +281,7 @@ fn a_subvolume_in_a_lost_directory_is_kept() {
             leaf_with(&volume, is_entry)
         };
         spoil(&volume, index);
-        let ids: Vec<_> = checked(disks)
-            .findings
-            .iter()
-            .filter_map(|one| match one.place {
-                BtrfsFindingPlace::Block { tree, .. } => Some(tree.0),
-                _ => None,
-            })
-            .collect();
-        let outcome = cut(disks, &ids).expect("it is repaired");
+        let outcome = cut(disks, &trees_with_lost_blocks(&checked(disks))).expect("it is repaired");
         assert_eq!(outcome.cut_off.iter().any(|cut| cut.is_emptied), is_root_lost);
         let after = outcome.after.expect("it was repaired");
         assert!(after.findings.is_empty(), "{}", show(&after));

@@ -20,7 +20,15 @@ pub(crate) fn repair(
     classes: &[RepairClass],
 ) -> offshoot_vfs::Result<RepairOutcome> {
     let options = RepairOptions { classes: classes.to_vec(), ..RepairOptions::default() };
-    repair_btrfs(&disks.writable_devices(), &options, &|_| ControlFlow::Continue(()))
+    repair_with(disks, &options)
+}
+
+/// As [`repair`], with all options.
+pub(crate) fn repair_with(
+    disks: &Disks,
+    options: &RepairOptions,
+) -> offshoot_vfs::Result<RepairOutcome> {
+    repair_btrfs(&disks.writable_devices(), options, &|_| ControlFlow::Continue(()))
 }
 
 /// Undoes the repair of the volume.
@@ -77,8 +85,7 @@ pub(crate) fn require_repaired_with(
     before: &str,
 ) -> RepairOutcome {
     let old = bytes(disks);
-    let watch = |_: &offshoot_btrfs::CheckEvent| ControlFlow::Continue(());
-    let outcome = repair_btrfs(&disks.writable_devices(), options, &watch).expect("it is repaired");
+    let outcome = repair_with(disks, options).expect("it is repaired");
     let after = outcome.after.as_ref().expect("there was something to repair");
     assert!(outcome.is_written && after.findings.is_empty(), "{}", show(after));
     assert_eq!(progs_complaints(disks), None, "after the repair");

@@ -15,9 +15,10 @@ use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges::{self, Judges};
 use offshoot_testkit::run::run;
 use offshoot_vfs::{EntryPlace, FileSystem, FileSystemMut, Timestamp};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::common::{DamagedVolume, EditedItems, checked, progs_complaints, show};
+use crate::common::{
+    DamagedVolume, EditedItems, checked, is, made_by, progs_complaints, show, view,
+};
 use crate::judged::{repair, require_repaired, shown_by_kernel};
 
 const SCRIPT: &str = "\
@@ -29,24 +30,6 @@ btrfs send -q sent | btrfs receive -q received";
 
 const A: u64 = 256;
 const B: u64 = 257;
-
-fn made(judges: &Judges) -> Disks {
-    let disks = Disks::create(judges, 1, 256);
-    disks.mkfs_and_settle(&[]);
-    let mount = disks.mount("rw,noatime");
-    run("sh", &["-ec", &format!("cd '{}'; {SCRIPT}", mount.path().display())]);
-    drop(mount);
-    disks
-}
-
-/// The structure at the beginning of an item.
-fn view<T: FromBytes + IntoBytes + KnownLayout + Immutable>(bytes: &mut [u8]) -> &mut T {
-    T::mut_from_prefix(bytes).expect("it is long enough").0
-}
-
-fn is(objectid: u64, item_type: ItemType, offset: u64) -> impl Fn(Key, &[u8]) -> bool {
-    move |key, _| key == Key::new(objectid, item_type, offset)
-}
 
 /// Removes the items with these keys, which are in the leaf of the first one.
 fn remove(volume: &DamagedVolume, tree: u64, keys: &[Key]) {
@@ -64,7 +47,7 @@ fn remove(volume: &DamagedVolume, tree: u64, keys: &[Key]) {
 #[track_caller]
 fn require_taken_back(damage: fn(&DamagedVolume), code: Code) {
     let Some(judges) = judges::require() else { return };
-    let disks = made(&judges);
+    let disks = made_by(&judges, SCRIPT);
     let before = shown_by_kernel(&disks);
     let volume = DamagedVolume::of(disks);
     damage(&volume);
@@ -169,7 +152,7 @@ fn drop_item(items: &mut EditedItems, slot: usize) {
 #[test]
 fn a_subvolume_without_links_is_found_again() {
     let Some(judges) = judges::require() else { return };
-    let volume = DamagedVolume::of(made(&judges));
+    let volume = DamagedVolume::of(made_by(&judges, SCRIPT));
     volume.edit(
         TreeId::ROOT,
         |key, _| key == REF,

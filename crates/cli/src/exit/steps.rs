@@ -12,8 +12,8 @@ const CHECK: &str = "`offshoot check` lists all that is wrong";
 const RECOVER: &str = "`offshoot recover` gets out of a btrfs volume what can still be read";
 const REPAIR_XFS: &str = "xfs_repair repairs an XFS volume";
 const SCRUB: &str = "`offshoot scrub` repairs what another copy has";
-const SCAN: &str = "`offshoot repair --scan` makes superblocks and the chunk tree of a btrfs volume \
-                    from what a search of all devices finds";
+const SCAN: &str = "`offshoot repair --scan` makes superblocks and the chunk tree of a btrfs \
+                    volume from what a search of all devices finds";
 const SALVAGE: &str = "`offshoot extract --salvage` writes the rest of a file, and \
                        --ignore-checksums reads it as it is";
 

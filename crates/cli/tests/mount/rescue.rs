@@ -32,6 +32,15 @@ fn read(image: &Path, options: &str, path: &str) -> Result<Vec<u8>, i32> {
     read.map_err(|error| error.raw_os_error().unwrap_or_default())
 }
 
+/// A file has these contents in mounts with each of these values of `rescue=`.
+#[track_caller]
+fn require_read(damaged: &Damaged, ways: &[&str], path: &str, contents: &Vec<u8>) {
+    for way in ways {
+        let found = read(&damaged.image, &format!("ro,rescue={way}"), path);
+        assert_eq!(found.as_ref(), Ok(contents), "{way}");
+    }
+}
+
 /// The mount fails.
 #[track_caller]
 fn require_not_mounted(image: &Path, options: &str) {
@@ -61,10 +70,7 @@ fn a_backup_root_is_mounted() {
     let contents = sound(&damaged, FILE);
     damaged.destroy(number(&damaged.superblock["root"]));
     require_not_mounted(&damaged.image, "ro");
-    for way in ["usebackuproot", "all"] {
-        let found = read(&damaged.image, &format!("ro,rescue={way}"), FILE);
-        assert_eq!(found.as_ref(), Ok(&contents), "{way}");
-    }
+    require_read(&damaged, &["usebackuproot", "all"], FILE, &contents);
 }
 
 #[test]
@@ -75,10 +81,7 @@ fn data_that_does_not_fit_its_checksums_is_mounted() {
     let damaged = Damaged::new();
     let contents = spoil_data(&damaged, PLAIN_FILE);
     assert_eq!(read(&damaged.image, "ro", PLAIN_FILE), Err(5));
-    for way in ["ignoredatacsums", "all"] {
-        let found = read(&damaged.image, &format!("ro,rescue={way}"), PLAIN_FILE);
-        assert_eq!(found.as_ref(), Ok(&contents), "{way}");
-    }
+    require_read(&damaged, &["ignoredatacsums", "all"], PLAIN_FILE, &contents);
 }
 
 #[test]
@@ -90,10 +93,7 @@ fn bad_roots_are_mounted_without() {
     let contents = sound(&damaged, FILE);
     damaged.destroy(damaged.root_of(7));
     assert_eq!(read(&damaged.image, "ro", FILE), Err(5), "without the checksum tree");
-    for way in ["ignorebadroots", "all"] {
-        let found = read(&damaged.image, &format!("ro,rescue={way}"), FILE);
-        assert_eq!(found.as_ref(), Ok(&contents), "{way}");
-    }
+    require_read(&damaged, &["ignorebadroots", "all"], FILE, &contents);
 }
 
 /// A log that cannot be replayed. Without it the volume is as the last commit left it.
@@ -136,10 +136,7 @@ fn several_words_read_what_is_damaged_in_several_ways() {
     damaged.destroy(number(&damaged.superblock["root"]));
     require_not_mounted(&damaged.image, "ro,rescue=ignoredatacsums");
     assert_eq!(read(&damaged.image, "ro,rescue=usebackuproot", PLAIN_FILE), Err(5));
-    for ways in ["usebackuproot:ignoredatacsums", "all"] {
-        let found = read(&damaged.image, &format!("ro,rescue={ways}"), PLAIN_FILE);
-        assert_eq!(found.as_ref(), Ok(&contents), "{ways}");
-    }
+    require_read(&damaged, &["usebackuproot:ignoredatacsums", "all"], PLAIN_FILE, &contents);
     // The volume was not written.
     let super_now = &json(&["dump", "super", "--json", text(&damaged.image)])[0]["superblock"];
     assert_eq!(super_now, &damaged.superblock);

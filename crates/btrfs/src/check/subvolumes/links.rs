@@ -1,7 +1,6 @@
 //! Links between subvolumes: both references, the entries that they describe, and which subvolumes
 //! they lead to.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 
 use offshoot_btrfs_format::dir::{DirItemEntry, dir_entries, name_hash};
@@ -105,33 +104,10 @@ fn leads_to(location: Key, id: TreeId) -> bool {
 /// Checks that links lead from the top level to each subvolume that was not deleted. Of subvolumes
 /// that only each other lead to, one is reported.
 fn check_reachable(volume: &CheckedVolume<'_>, items: &RootTreeItems) {
-    let mut below = BTreeMap::<TreeId, Vec<TreeId>>::new();
-    let mut has_link = BTreeSet::new();
-    for &(from, to) in items.links.keys() {
-        if items.is_live(from) && from != to {
-            below.entry(from).or_default().push(to);
-            has_link.insert(to);
-        }
-    }
-    let mut reached = BTreeSet::new();
-    let mut reach = |from| {
-        let mut next = vec![from];
-        let is_new = reached.insert(from);
-        while let Some(from) = next.pop() {
-            let children = below.get(&from).into_iter().flatten();
-            next.extend(children.filter(|child| reached.insert(**child)));
-        }
-        is_new
-    };
-    reach(TreeId::FS);
-    let live = || items.subvolumes().filter(|root| root.refs > 0);
-    let without_link = live().filter(|root| !has_link.contains(&root.root.id));
-    for root in without_link.chain(live()) {
-        if reach(root.root.id) {
-            let place = BtrfsFindingPlace::Item { tree: TreeId::ROOT, key: root.key() };
-            let problem = "no links lead from the top level to this subvolume";
-            volume.findings.add(BtrfsFindingCode::UnreachableSubvolume, place, problem);
-        }
+    for root in items.unreachable().into_iter().filter_map(|id| items.root(id)) {
+        let place = BtrfsFindingPlace::Item { tree: TreeId::ROOT, key: root.key() };
+        let problem = "no links lead from the top level to this subvolume";
+        volume.findings.add(BtrfsFindingCode::UnreachableSubvolume, place, problem);
     }
 }
 

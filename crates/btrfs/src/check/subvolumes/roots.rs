@@ -1,6 +1,6 @@
 //! What the root tree says, read once.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 
 use offshoot_btrfs_format::dir::dir_entries;
@@ -111,6 +111,33 @@ impl RootTreeItems {
     /// All subvolumes, deleted ones included.
     pub(crate) fn subvolumes(&self) -> impl Iterator<Item = &ListedRoot> {
         self.roots.values().filter(|root| root.root.id.is_subvolume())
+    }
+
+    /// The subvolumes that were not deleted and that no links lead to from the top level. Of those
+    /// that only each other lead to, one.
+    pub(crate) fn unreachable(&self) -> Vec<TreeId> {
+        let mut below = BTreeMap::<TreeId, Vec<TreeId>>::new();
+        let mut has_link = BTreeSet::new();
+        for &(from, to) in self.links.keys() {
+            if self.is_live(from) && from != to {
+                below.entry(from).or_default().push(to);
+                has_link.insert(to);
+            }
+        }
+        let mut reached = BTreeSet::new();
+        let mut reach = |from: TreeId| {
+            let mut next = vec![from];
+            let is_new = reached.insert(from);
+            while let Some(from) = next.pop() {
+                let children = below.get(&from).into_iter().flatten();
+                next.extend(children.filter(|child| reached.insert(**child)));
+            }
+            is_new
+        };
+        reach(TreeId::FS);
+        let live = || self.subvolumes().filter(|root| root.refs > 0).map(|root| root.root.id);
+        let without_link = live().filter(|id| !has_link.contains(id));
+        without_link.chain(live()).filter(|&id| reach(id)).collect()
     }
 
     fn add(&mut self, key: Key, data: &[u8]) {

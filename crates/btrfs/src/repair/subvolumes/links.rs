@@ -12,7 +12,7 @@
 //! entries are made that are missing. If something else is in the place, the subvolume gets a place
 //! in `lost+found` of the one above it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use offshoot_btrfs_format::dir::file_type;
 use offshoot_btrfs_format::encode::root_ref;
@@ -86,7 +86,7 @@ impl<'m, 'c> SubvolumeMender<'m, 'c> {
             self.volume.require_going_on()?;
             self.mend_links_to(below);
         }
-        for lost in self.unreachable() {
+        for lost in self.items.unreachable() {
             self.volume.require_going_on()?;
             for (above, ..) in self.links_to(lost) {
                 self.remove_link(above, lost);
@@ -238,32 +238,5 @@ impl<'m, 'c> SubvolumeMender<'m, 'c> {
         if by_index.or(by_hash).is_some() {
             self.touched.insert((above, place.dir));
         }
-    }
-
-    /// The subvolumes that no links lead to from the top level. Of those that only each other lead
-    /// to, one.
-    fn unreachable(&self) -> Vec<TreeId> {
-        let mut below = BTreeMap::<TreeId, Vec<TreeId>>::new();
-        let mut has_link = BTreeSet::new();
-        for &(from, to) in self.items.links.keys() {
-            if self.items.is_live(from) && from != to {
-                below.entry(from).or_default().push(to);
-                has_link.insert(to);
-            }
-        }
-        let mut reached = BTreeSet::new();
-        let mut reach = |from: TreeId| {
-            let mut next = vec![from];
-            let is_new = reached.insert(from);
-            while let Some(from) = next.pop() {
-                let children = below.get(&from).into_iter().flatten();
-                next.extend(children.filter(|child| reached.insert(**child)));
-            }
-            is_new
-        };
-        reach(TreeId::FS);
-        let live = || self.items.subvolumes().filter(|root| root.refs > 0).map(|root| root.root.id);
-        let without_link: Vec<_> = live().filter(|id| !has_link.contains(id)).collect();
-        without_link.into_iter().chain(live()).filter(|&id| reach(id)).collect()
     }
 }
