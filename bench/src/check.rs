@@ -10,16 +10,21 @@
 //! second volume, so it runs only with `--lowmem`.
 
 use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use offshoot_testkit::btrfs::disks::MountedMembers;
 use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::run::{command, try_run};
+use rustix::fs::{SeekFrom, seek};
 
 use crate::measure::run;
 use crate::table::{self, SideRuns};
 use crate::{BenchOptions, Result};
+
+/// The argument with which this program reads an image and does nothing else.
+pub(crate) const READ_DATA: &str = "read-data";
 
 struct CheckBenchOptions {
     offshoot: PathBuf,
@@ -56,10 +61,11 @@ fn all(options: &CheckBenchOptions) -> Result {
         fill_with_files(mount, options.files)
     })?;
     let sources = volume(options, "check-sources", &|mount| fill_with_sources(mount, options))?;
+    let own = std::env::current_exe().map_err(|error| format!("this program: {error}"))?;
     let mut sides = Vec::new();
     for (job, image) in [("files", &files), ("sources", &sources)] {
         let first = sides.len();
-        let commands = commands(options, image);
+        let commands = commands(options, image, own.clone());
         sides.extend(commands.iter().map(|(name, _)| SideRuns {
             job: job.to_owned(),
             name: (*name).to_owned(),
@@ -79,9 +85,33 @@ fn all(options: &CheckBenchOptions) -> Result {
     Ok(())
 }
 
+/// Reads an image from its beginning to its end, but for its holes.
+pub(crate) fn read_data(args: &[String]) -> Option<Result> {
+    let [image] = args else { return None };
+    let read = || {
+        let file = File::open(image)?;
+        let (mut buf, mut hole) = (vec![0; 1 << 20], 0);
+        while let Ok(start) = seek(&file, SeekFrom::Data(hole)) {
+            hole = seek(&file, SeekFrom::Hole(start))?;
+            let mut at = start;
+            while at < hole {
+                let len = buf.len().min(usize::try_from(hole - at).unwrap_or(buf.len()));
+                file.read_exact_at(&mut buf[..len], at)?;
+                at += len as u64;
+            }
+        }
+        std::io::Result::Ok(())
+    };
+    Some(read().map_err(|error| format!("{image}: {error}")))
+}
+
 type CheckCommand<'a> = (&'static str, Box<dyn Fn() -> Command + 'a>);
 
-fn commands<'a>(options: &'a CheckBenchOptions, image: &'a Path) -> Vec<CheckCommand<'a>> {
+fn commands<'a>(
+    options: &'a CheckBenchOptions,
+    image: &'a Path,
+    own: PathBuf,
+) -> Vec<CheckCommand<'a>> {
     let ours = move |data: &'static [&'static str]| {
         move || {
             let mut ours = Command::new(&options.offshoot);
@@ -104,10 +134,9 @@ fn commands<'a>(options: &'a CheckBenchOptions, image: &'a Path) -> Vec<CheckCom
         (
             "reading the image",
             Box::new(move || {
-                // It passes over the holes of the image.
-                let mut cp = command("cp");
-                cp.arg(image).arg("/dev/null");
-                cp
+                let mut read = Command::new(own.clone());
+                read.arg(READ_DATA).arg(image);
+                read
             }),
         ),
     ];

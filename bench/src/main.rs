@@ -156,6 +156,7 @@ fn run(args: &[String]) -> Result<ExitCode> {
         "members" => members::benchmark(args),
         "mount" => mount::benchmark(args),
         "scale" => scale::benchmark(args),
+        check::READ_DATA => check::read_data(args),
         mount::NULL => mount::serve_null(args),
         _ => None,
     });

@@ -1,5 +1,7 @@
 //! Reading a logical address: the first way whose bytes verify gives the result.
 
+use std::ops::Range;
+
 use offshoot_btrfs_format::check::{self, ExpectedBlock};
 use offshoot_btrfs_format::csum::Checksum;
 use offshoot_btrfs_format::{Logical, Malformed};
@@ -386,18 +388,41 @@ impl Storage {
     ) {
         let mut places = Vec::new();
         for (logical, len) in ranges {
-            // An address that no chunk covers fails when it is read.
-            let Ok(segments) = self.data_segments(trees, logical, len, WaySelection::First) else {
-                continue;
-            };
-            for segment in segments {
-                if let Some(ReadWay::Direct(at)) = segment.ways.first() {
+            self.places_to_read(trees, logical, len, 1, &mut places);
+        }
+        self.prefetch_places(places);
+    }
+
+    /// Tells the devices that every copy of the data at `logical` will be read soon.
+    pub(crate) fn prefetch_copies(&self, trees: &impl StorageTrees, logical: Logical, len: u64) {
+        let mut places = Vec::new();
+        self.places_to_read(trees, logical, len, usize::MAX, &mut places);
+        self.prefetch_places(places);
+    }
+
+    /// Adds where at most `copies` copies of a range are, by the member.
+    fn places_to_read(
+        &self,
+        trees: &impl StorageTrees,
+        logical: Logical,
+        len: u64,
+        copies: usize,
+        places: &mut Vec<(usize, Range<u64>)>,
+    ) {
+        // An address that no chunk covers fails when it is read.
+        let segments = self.data_segments(trees, logical, len, WaySelection::First);
+        for segment in segments.into_iter().flatten() {
+            for way in segment.ways.iter().take(copies) {
+                if let ReadWay::Direct(at) = way {
                     // A damaged stripe tree may name any place; reading there fails.
                     let end = at.physical.0.saturating_add(segment.len);
                     places.push((at.member, at.physical.0..end));
                 }
             }
         }
+    }
+
+    fn prefetch_places(&self, places: Vec<(usize, Range<u64>)>) {
         for (member, run) in near_runs(places) {
             if let Some(device) = &self.members.get(member).device {
                 device.prefetch(run.start, run.end - run.start);

@@ -1,8 +1,10 @@
 //! Damage to superblocks, members, chunks and device extents.
 
 use std::ffi::OsStr;
-use std::fs::File;
-use std::ops::ControlFlow;
+use std::fs::{self, File};
+use std::io;
+use std::ops::{ControlFlow, Range};
+use std::sync::Arc;
 
 use offshoot_btrfs::{
     BtrfsFindingCode, BtrfsFindingPlace, CheckOptions, CheckOutcome, CheckWatch, check_btrfs,
@@ -11,12 +13,14 @@ use offshoot_btrfs_format::chunk::{ChunkItem, DevExtent, DevItem, StripeItem};
 use offshoot_btrfs_format::key::DiskKey;
 use offshoot_btrfs_format::superblock::{SUPERBLOCK_OFFSETS, SuperblockItem};
 use offshoot_btrfs_format::{ItemType, Key, Logical, TreeId};
+use offshoot_device::{BlockDevice, Delegate};
 use offshoot_testkit::btrfs::disks::{Disks, MountedMembers};
 use offshoot_testkit::btrfs::fill::{self, handful};
 use offshoot_testkit::btrfs::judges::{self, Judges};
 use offshoot_testkit::btrfs::recipe::Recipe;
 use offshoot_testkit::loops::AttachedLoop;
 use offshoot_testkit::run::run;
+use parking_lot::Mutex;
 use zerocopy::FromBytes;
 
 use crate::common::{DamagedVolume, ProgsVerdict, require_sound, show, view};
@@ -301,4 +305,70 @@ fn a_degraded_volume() {
     let codes: Vec<_> = outcome.findings.iter().map(|finding| finding.code).collect();
     assert_eq!(codes, [BtrfsFindingCode::MissingMember], "{}", show(&outcome));
     require_places(&outcome, &[SECOND]);
+}
+
+/// A device that records the long ranges that it is told of, and the long reads.
+#[derive(Debug)]
+struct ToldDevice {
+    device: Arc<dyn BlockDevice>,
+    told: Mutex<Vec<Range<u64>>>,
+    /// Each with the bytes that the device was told of before.
+    reads: Mutex<Vec<(Range<u64>, u64)>>,
+}
+
+/// Longer than a tree block, so it is data.
+const LONG: u64 = 64 << 10;
+
+impl Delegate for ToldDevice {
+    fn inner(&self) -> &dyn BlockDevice {
+        &*self.device
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        let range = offset..offset + buf.len() as u64;
+        if range.end - range.start >= LONG {
+            let told = self.told.lock();
+            assert!(told.iter().any(|told| told.start <= range.start && range.end <= told.end));
+            let told_bytes = told.iter().map(|told| told.end - told.start).sum();
+            self.reads.lock().push((range, told_bytes));
+        }
+        self.inner().read_at(offset, buf)
+    }
+
+    fn prefetch(&self, offset: u64, len: u64) {
+        if len >= LONG {
+            self.told.lock().push(offset..offset + len);
+        }
+        self.inner().prefetch(offset, len);
+    }
+}
+
+/// Each copy of all data is announced to its device some pieces before it is read.
+#[test]
+fn devices_are_told_of_data_before_it_is_read() {
+    const FILE: usize = 24 << 20;
+    let Some(judges) = judges::require() else { return };
+    for profile in ["raid1", "raid0"] {
+        let disks = empty(&judges, 2, &format!("-m raid1 -d {profile}"));
+        let mount = disks.mount("noatime");
+        fs::write(mount.path().join("file"), vec![7; FILE]).expect("there is room");
+        drop(mount);
+        let told = disks.devices().into_iter().map(|device| {
+            Arc::new(ToldDevice { device, told: Mutex::default(), reads: Mutex::default() })
+        });
+        let told: Vec<_> = told.collect();
+        let devices = told.iter().map(|device| Arc::clone(device) as Arc<dyn BlockDevice>);
+        let options = CheckOptions { verifies_data: true, ..CheckOptions::default() };
+        let outcome = check_btrfs(devices.collect(), &options, &|_| ControlFlow::Continue(()));
+        assert!(outcome.expect("it is checked").findings.is_empty());
+        let copies = if profile == "raid1" { 2 } else { 1 };
+        let mut read = 0;
+        for device in &told {
+            let reads = device.reads.lock();
+            read += reads.iter().map(|(range, _)| range.end - range.start).sum::<u64>();
+            let (first, ahead) = reads.first().expect("data is read");
+            assert!(*ahead >= 3 * (first.end - first.start), "{profile}: {ahead} bytes ahead");
+        }
+        assert!(read >= copies * FILE as u64, "{profile}: {read} bytes");
+    }
 }

@@ -1,11 +1,13 @@
 //! Reads all data that has checksums.
 //!
 //! The data chunks are cut into slices. A thread takes a slice, goes through its checksums, and
-//! reads what they are of in large pieces. Threads take slices in ascending order, so a disk is
+//! reads what they are of in large pieces. It tells the devices of the next pieces before it
+//! verifies one, so they read meanwhile. Threads take slices in ascending order, so a disk is
 //! read nearly in sequence. Of mirrored data every copy is read. A piece that does not verify in
 //! any way is read once more by the sector. Bad sectors that follow each other are one range.
 //! Parity is not compared; where data is bad, it is used.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 
 use offshoot_btrfs_format::key::objectid;
@@ -23,6 +25,9 @@ use crate::tree::{TreeRoot, recorded_segment};
 
 /// The longest read, in bytes.
 const READ_BYTES: u64 = 1 << 20;
+
+/// How many pieces the devices are told of before the first one of them is read.
+const PIECES_AHEAD: usize = 4;
 
 /// The length of a slice, in bytes, if there are not too many of them.
 const SLICE_BYTES: u64 = 32 << 20;
@@ -119,26 +124,36 @@ fn slices(volume: &CheckedVolume<'_>) -> Vec<Range<u64>> {
     slices
 }
 
+/// Data that is read at once.
+#[derive(Default)]
+struct Piece {
+    start: u64,
+    /// The checksums of its sectors.
+    sums: Vec<u8>,
+}
+
 /// Reads the data of a slice, in pieces.
 struct SliceReader<'v> {
     volume: &'v CheckedVolume<'v>,
     sector: u64,
+    sum_len: usize,
     buf: Vec<u8>,
-    start: u64,
-    /// The checksums of the piece that begins at `start`.
-    sums: Vec<u8>,
+    /// The pieces that the devices were told of.
+    ahead: VecDeque<Piece>,
 }
 
 impl<'v> SliceReader<'v> {
     fn new(volume: &'v CheckedVolume<'v>) -> Self {
+        let sum_len = volume.superblock().checksum.len();
         let sector = volume.sector_size();
-        Self { volume, sector, buf: Vec::new(), start: 0, sums: Vec::new() }
+        Self { volume, sector, sum_len, buf: Vec::new(), ahead: VecDeque::new() }
     }
 
     fn read(&mut self, checksums: TreeRoot, slice: &Range<u64>, bad: &mut BadData) {
-        let sum_len = self.volume.superblock().checksum.len();
+        let sum_len = self.sum_len;
         let most = usize::try_from(READ_BYTES / self.sector).unwrap_or(1).max(1) * sum_len;
         let mut stream = checksums::stream(self.volume, checksums, slice);
+        let mut piece = Piece::default();
         while let Some((key, data)) = stream.item() {
             let is_checksums =
                 key.objectid == objectid::EXTENT_CSUM && key.item_type == ItemType::EXTENT_CSUM;
@@ -150,13 +165,13 @@ impl<'v> SliceReader<'v> {
             let left = usize::try_from(left).unwrap_or(usize::MAX).saturating_mul(sum_len);
             sums = sums.get(..left).unwrap_or(sums);
             while sums.len() >= sum_len {
-                if self.sums.len() >= most || self.end() != at {
-                    self.read_piece(bad);
-                    self.start = at;
+                if piece.sums.len() >= most || self.end(&piece) != at {
+                    self.announce(std::mem::take(&mut piece), bad);
+                    piece.start = at;
                 }
-                let count = sums.len().min(most - self.sums.len()) / sum_len;
+                let count = sums.len().min(most - piece.sums.len()) / sum_len;
                 let (these, rest) = sums.split_at(count * sum_len);
-                self.sums.extend_from_slice(these);
+                piece.sums.extend_from_slice(these);
                 sums = rest;
                 at = at.saturating_add(count as u64 * self.sector);
             }
@@ -165,34 +180,48 @@ impl<'v> SliceReader<'v> {
                 return;
             }
         }
-        self.read_piece(bad);
+        self.announce(piece, bad);
+        while let Some(piece) = self.ahead.pop_front() {
+            self.read_piece(&piece, bad);
+        }
     }
 
-    /// The end of the piece.
-    fn end(&self) -> u64 {
-        let count = self.sums.len() / self.volume.superblock().checksum.len();
-        self.start.saturating_add(count as u64 * self.sector)
+    /// The end of a piece.
+    fn end(&self, piece: &Piece) -> u64 {
+        let count = piece.sums.len() / self.sum_len;
+        piece.start.saturating_add(count as u64 * self.sector)
     }
 
-    /// Reads the piece, and begins another one.
-    fn read_piece(&mut self, bad: &mut BadData) {
-        let len = self.end() - self.start;
-        if len == 0 {
+    /// Tells the devices of a piece, and reads an earlier one if they know of enough.
+    fn announce(&mut self, piece: Piece, bad: &mut BadData) {
+        if piece.sums.is_empty() {
             return;
         }
+        let len = self.end(&piece) - piece.start;
+        self.volume.storage.prefetch_copies(self.volume, Logical(piece.start), len);
+        self.ahead.push_back(piece);
+        if self.ahead.len() > PIECES_AHEAD
+            && let Some(piece) = self.ahead.pop_front()
+        {
+            self.read_piece(&piece, bad);
+        }
+    }
+
+    fn read_piece(&mut self, piece: &Piece, bad: &mut BadData) {
+        let len = self.end(piece) - piece.start;
         let Ok(bytes) = usize::try_from(len) else { return };
         if self.buf.len() < bytes {
             self.buf.resize(bytes, 0);
         }
-        let (volume, start) = (self.volume, self.start);
+        let volume = self.volume;
         let buf = self.buf.get_mut(..bytes).unwrap_or_default();
-        if volume.storage.has_copies(volume, Logical(start), len) {
-            self.read_copies(bytes, bad);
-        } else if volume.storage.read_data(volume, Logical(start), buf, Some(&self.sums)).is_err() {
-            let sum_len = volume.superblock().checksum.len();
+        let start = Logical(piece.start);
+        if volume.storage.has_copies(volume, start, len) {
+            self.read_copies(piece, bytes, bad);
+        } else if volume.storage.read_data(volume, start, buf, Some(&piece.sums)).is_err() {
             let sector = usize::try_from(self.sector).unwrap_or(usize::MAX);
-            let mut at = start;
-            for (buf, sum) in buf.chunks_mut(sector).zip(self.sums.chunks(sum_len)) {
+            let mut at = piece.start;
+            for (buf, sum) in buf.chunks_mut(sector).zip(piece.sums.chunks(self.sum_len)) {
                 let end = at.saturating_add(self.sector);
                 if let Err(error) = volume.storage.find_sector(volume, Logical(at), buf, Some(sum))
                 {
@@ -203,15 +232,14 @@ impl<'v> SliceReader<'v> {
         }
         bad.bytes += len;
         volume.progress(len);
-        self.sums.clear();
     }
 
-    /// Reads all copies of the piece, `bytes` long.
-    fn read_copies(&mut self, bytes: usize, bad: &mut BadData) {
-        let (volume, start) = (self.volume, Logical(self.start));
+    /// Reads all copies of a piece, `bytes` long.
+    fn read_copies(&mut self, piece: &Piece, bytes: usize, bad: &mut BadData) {
+        let (volume, start) = (self.volume, Logical(piece.start));
         let buf = self.buf.get_mut(..bytes).unwrap_or_default();
         let verified =
-            volume.storage.verify_copies(volume, start, (buf, &self.sums), &mut |sectors| {
+            volume.storage.verify_copies(volume, start, (buf, &piece.sums), &mut |sectors| {
                 let BadSectors { logical, len_bytes, source, problem } = sectors;
                 let place = BtrfsFindingPlace::Logical(logical);
                 let problem = format!(
@@ -226,12 +254,11 @@ impl<'v> SliceReader<'v> {
                 return bad.add(start.0..start.0 + bytes as u64, problem_of(&error));
             }
         };
-        let sum_len = volume.superblock().checksum.len();
         let sector = usize::try_from(self.sector).unwrap_or(usize::MAX);
         for offset in lost {
             let at = Logical(start.0 + offset);
             let number = usize::try_from(offset / self.sector).unwrap_or(usize::MAX);
-            let sum = self.sums.chunks(sum_len).nth(number);
+            let sum = piece.sums.chunks(self.sum_len).nth(number);
             let Some(buf) = self.buf.get_mut(..sector) else { return };
             if let Err(error) = volume.storage.find_sector(volume, at, buf, sum) {
                 bad.add(at.0..at.0 + self.sector, problem_of(&error));
