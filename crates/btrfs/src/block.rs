@@ -226,6 +226,11 @@ impl BlockCache {
         Self { blocks: Cache::with_weighter(blocks, budget_bytes, ByBytes) }
     }
 
+    /// From now on the cache has at most `budget_bytes`. It forgets blocks that are too many.
+    pub(crate) fn set_budget(&self, budget_bytes: u64) {
+        self.blocks.set_capacity(budget_bytes);
+    }
+
     /// The committed block that `expected` describes, from the cache or else from the devices.
     pub(crate) fn committed(
         &self,

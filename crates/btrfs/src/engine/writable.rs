@@ -37,6 +37,10 @@ const KEPT: CompatRo = CompatRo::FREE_SPACE_TREE
     .union(CompatRo::FREE_SPACE_TREE_VALID)
     .union(CompatRo::BLOCK_GROUP_TREE);
 
+/// How much of the cache the search for block groups may fill, in bytes. Of a large volume it reads
+/// much of the extent tree, once and in order.
+const OPENING_CACHE_BYTES: u64 = 4 << 20;
+
 /// Where changes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WriteDestination {
@@ -69,7 +73,11 @@ impl Engine {
         }
         volume.require_whole_members(change)?;
         let groups = if change == WriteDestination::Stored {
-            volume.require_sound_chunks(volume.block_group_root()?)?
+            let cache = &volume.rooms.base.cache;
+            cache.set_budget(options.cache_bytes.min(OPENING_CACHE_BYTES));
+            let groups = volume.require_sound_chunks(volume.block_group_root()?)?;
+            cache.set_budget(options.cache_bytes);
+            groups
         } else {
             volume.block_groups()?
         };
