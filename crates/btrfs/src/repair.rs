@@ -75,7 +75,7 @@ use crate::tree::Blocks as _;
 pub use accept::{AcceptedData, AcceptedRange, FileOfAcceptedData};
 pub use cut::{CutOff, CutOffBlock, CutOffFile, SubvolumeName};
 pub use findings::RepairClass;
-pub use scan::{ScanOptions, ScanOutcome};
+pub use scan::{FoundVolume, ScanOptions, ScanOutcome, find_volume};
 
 /// The most rounds in which files are mended. A round is needed for each 10,000 findings.
 const MOST_ROUNDS: usize = 64;

@@ -11,7 +11,7 @@ mod size;
 mod subvolume;
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum, ValueHint};
@@ -569,6 +569,13 @@ pub(crate) struct VolumeArguments {
     pub(crate) volume: PathBuf,
     #[command(flatten)]
     pub(crate) open: OpenArguments,
+}
+
+impl VolumeArguments {
+    /// The volume, and how it is opened.
+    pub(crate) fn parts(&self) -> (&Path, &OpenArguments) {
+        (&self.volume, &self.open)
+    }
 }
 
 #[derive(Args)]

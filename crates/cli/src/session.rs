@@ -208,16 +208,15 @@ impl Session {
         Self::open_with(disk, &arguments.open, opening, console)
     }
 
-    /// Opens the volume in this way, to read it.
+    /// Opens the volume on devices that are open already in this way, to read it.
     pub(crate) fn open_to_read(
-        volume: &Path,
+        devices: Vec<Arc<dyn BlockDevice>>,
         arguments: &OpenArguments,
         opening: Opening,
         console: &Arc<Console>,
     ) -> Result<Self> {
-        let opening = Opening { is_for_btrfs: true, ..opening };
-        let disk = member_disk(volume, arguments, &opening, false)?;
-        Self::open_with(disk, arguments, opening, console)
+        let opened = OpenDevices { format: VolumeFormat::Btrfs, devices, layers: Vec::new() };
+        Self::of(opened, arguments, opening, console)
     }
 
     /// Opens the volume to scrub it, as it is stored and without changing it as a whole. A volume
@@ -237,12 +236,12 @@ impl Session {
     /// The devices of a btrfs volume that is not opened, with this access.
     pub(crate) fn devices_of(
         access: Access,
-        arguments: &VolumeArguments,
+        (volume, arguments): (&Path, &OpenArguments),
         console: &Arc<Console>,
     ) -> Result<Vec<Arc<dyn BlockDevice>>> {
         let mut opening = Opening { is_for_btrfs: true, is_stored: true, ..Opening::to(access) };
-        let disk = member_disk(&arguments.volume, &arguments.open, &opening, false)?;
-        Ok(OpenDevices::open(disk, &arguments.open, &mut opening, console)?.devices)
+        let disk = member_disk(volume, arguments, &opening, false)?;
+        Ok(OpenDevices::open(disk, arguments, &mut opening, console)?.devices)
     }
 
     /// Opens the volume whose first member is on `disk`, which must be btrfs.

@@ -127,13 +127,17 @@ impl Engine {
         index.map(scanned_roots).unwrap_or_default()
     }
 
-    /// All roots that are found, the newest first. Of each block the superblocks come first.
+    /// All roots that are found, the newest first, and of one commit those that superblocks name
+    /// first.
     fn found_roots(&self) -> Vec<FoundRoot> {
         let mut roots = stored_roots(&self.rooms.base.storage);
         roots.extend(self.searched_roots());
         let place = |found: &FoundRoot| (Reverse(found.root.generation), found.root.logical);
         roots.sort_by_key(|found| (place(found), found.source));
         roots.dedup_by_key(|found| place(found));
+        roots.sort_by_key(|found| {
+            (Reverse(found.root.generation), found.source, Reverse(found.root.logical))
+        });
         roots
     }
 

@@ -16,6 +16,9 @@
 //! is the superblock that was found. Undoing the repair looks with that one whether the old trees
 //! are whole, and then writes the bytes back.
 //!
+//! A volume that is only to be read is staged in the same way ([`find_volume`]), and nothing writes
+//! what was staged. If no state fits together as a repair needs it, [`left`] takes what is there.
+//!
 //! [`saved`]: super::saved
 
 mod agreed;
@@ -23,6 +26,7 @@ mod chunk_tree;
 mod described;
 mod features;
 mod found;
+mod left;
 mod made;
 mod members;
 mod roots;
@@ -44,10 +48,10 @@ use uuid::Uuid;
 
 use super::saved::OldState;
 use super::staged::StagedDevice;
-use super::{RepairOptions, superblocks};
+use super::{RepairOptions, stage_devices, superblocks};
 use crate::check::{
-    self, BtrfsFinding, BtrfsFindingCode, BtrfsFindingPlace, CheckOutcome, CheckWatch,
-    CheckedVolume, KeyRange,
+    self, BtrfsFinding, BtrfsFindingCode, BtrfsFindingPlace, CheckOptions, CheckOutcome,
+    CheckWatch, CheckedVolume, KeyRange,
 };
 use found::{FoundState, Scan};
 use search::ScannedVolume;
@@ -76,6 +80,28 @@ pub struct ScanOutcome {
     pub is_superblock_made: bool,
     /// How many chunks a new chunk tree has; `None` when the old one was whole.
     pub chunks: Option<usize>,
+}
+
+/// What a scan is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ScanPurpose {
+    /// The volume is written: nothing may be guessed.
+    Repair,
+    /// The volume is only read. What is wrong then does not fit its checksums.
+    Read,
+}
+
+/// A volume that a scan has found, to be read.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct FoundVolume {
+    /// The devices, with the superblocks and the chunk tree that were found. These are in files
+    /// without names, and the devices below are not written.
+    pub devices: Vec<Arc<dyn BlockDevice>>,
+    /// What was found.
+    pub outcome: ScanOutcome,
+    /// Whether the root is whole and the structures agree on all chunks, as a repair requires it.
+    pub is_whole: bool,
 }
 
 /// A state that was found and staged.
@@ -131,18 +157,78 @@ pub(super) fn prepare(
     if can_be_used(&devices, &stored, options, watch)? {
         return Ok(None);
     }
+    let volumes = volumes(&devices, &stored, scan, watch)?;
+    let purpose = ScanPurpose::Repair;
+    let scan = Scan { devices: &devices, stored: &stored, options, watch, purpose };
+    let (volume, state) = choose(&volumes, &|volume| scan.find(volume))?;
+    stage(staged, &stored, volume, state).map(Some)
+}
+
+/// Finds the volume on `devices` to read it, when one of them has no sound superblock. `None` when
+/// all have one. Nothing is written to the devices.
+///
+/// The whole state that a repair would find is taken, if it is that of the newest commit or of the
+/// one before. Otherwise it is the newest root that leads to the top level, and the chunks that the
+/// newest leaves describe.
+///
+/// # Errors
+/// When the devices hold no volume or several, a member is missing and the options forbid that, or
+/// too little is left. `EINTR` when `watch` ended the scan.
+pub fn find_volume(
+    devices: &[Arc<dyn BlockDevice>],
+    scan: ScanOptions,
+    options: &CheckOptions,
+    watch: &CheckWatch<'_>,
+) -> Result<Option<FoundVolume>> {
+    let stored = devices.iter().map(|device| StoredSuperblocks::read_what_is_left(&**device));
+    let stored = stored.collect::<Result<Vec<_>>>()?;
+    if stored.iter().all(|stored| stored.sound.is_some()) {
+        return Ok(None);
+    }
+    let volumes = volumes(devices, &stored, scan, watch)?;
+    let options = &RepairOptions { check: options.clone(), ..RepairOptions::default() };
+    let purpose = ScanPurpose::Repair;
+    let scan = Scan { devices, stored: &stored, options, watch, purpose };
+    let reading = Scan { purpose: ScanPurpose::Read, ..scan };
+    let (volume, state, is_whole) = match choose(&volumes, &|volume| scan.find(volume)) {
+        Err(error) if error.errno() == Errno::INTR || error.code() == Code::SeveralVolumes => {
+            return Err(error);
+        }
+        Err(_) => {
+            let (volume, state) = choose(&volumes, &|volume| reading.find_what_is_left(volume))?;
+            (volume, state, false)
+        }
+        Ok((volume, whole)) => match reading.find_what_is_newer(volume, &whole)? {
+            Some(newer) => (volume, newer, false),
+            None => (volume, whole, true),
+        },
+    };
+    let staged = stage_devices(devices, options)?;
+    let outcome = stage(&staged, &stored, volume, state)?.outcome;
+    Ok(Some(FoundVolume { devices: superblocks::as_devices(&staged), outcome, is_whole }))
+}
+
+/// The volumes of which there are blocks on the devices: that of a sound superblock, or the one
+/// that is asked for, or all.
+fn volumes(
+    devices: &[Arc<dyn BlockDevice>],
+    stored: &[StoredSuperblocks],
+    scan: ScanOptions,
+    watch: &CheckWatch<'_>,
+) -> Result<Vec<ScannedVolume>> {
     let known = stored.iter().find_map(|stored| stored.sound.as_ref());
     let known = known.map(|superblock| superblock.metadata_uuid);
     let fsid = scan.fsid.or(known);
-    let volumes = search::search(&devices, fsid, watch)?;
+    let volumes = search::search(devices, fsid, watch)?;
     if volumes.is_empty() {
         let of = fsid.map_or_else(|| "btrfs".to_owned(), |fsid| format!("volume {fsid}"));
-        let what = format!("no tree block of {of} is on the devices; nothing was written");
+        let what = format!(
+            "no tree block of {of} is on the devices, and no superblock; nothing was written: \
+             name the right device or partition, and all members with --device"
+        );
         return Err(Error::posix(Errno::INVAL, what).with_code(Code::NoVolume));
     }
-    let scan = Scan { devices: &devices, stored: &stored, options, watch };
-    let (volume, state) = choose(&scan, &volumes)?;
-    stage(staged, &stored, volume, state).map(Some)
+    Ok(volumes)
 }
 
 /// Whether superblocks and chunk tree can be used as they are.
@@ -182,16 +268,16 @@ fn has_whole_chunk_tree(volume: &CheckedVolume<'_>) -> bool {
     walked.is_whole() && array == system
 }
 
-/// The one volume whose state is found.
+/// The one volume whose state `find` finds.
 fn choose<'v>(
-    scan: &Scan<'_>,
     volumes: &'v [ScannedVolume],
+    find: &dyn Fn(&ScannedVolume) -> Result<FoundState>,
 ) -> Result<(&'v ScannedVolume, FoundState)> {
     let (mut found, mut first_error) = (Vec::new(), None);
     let mut newest: Vec<_> = volumes.iter().collect();
     newest.sort_by_key(|volume| std::cmp::Reverse(volume.newest));
     for volume in newest {
-        match scan.find(volume) {
+        match find(volume) {
             Ok(state) => found.push((volume, state)),
             Err(error) if error.errno() == Errno::INTR => return Err(error),
             Err(error) => _ = first_error.get_or_insert(error),

@@ -101,12 +101,21 @@ pub(crate) fn stored_roots(storage: &Storage) -> Vec<FoundRoot> {
 }
 
 /// The roots that a search finds, the newest first: of each commit its highest block of the root
-/// tree. Of several the one with the lowest key counts. The others were below a block that is gone.
+/// tree. Of several those with the lowest key count. The others were below a block that is gone.
+/// Two with the same key are two states of a transaction that wrote its root twice. A transaction
+/// mostly allocates in ascending order, so the higher address comes first.
 pub(crate) fn scanned_roots(index: &BlockIndex) -> Vec<FoundRoot> {
     let mut blocks: Vec<_> = index.of_tree(TreeId::ROOT).to_vec();
-    blocks.sort_by_key(|block| (Reverse((block.generation, block.level)), block.first));
-    blocks.dedup_by_key(|block| block.generation);
-    let root = |block: ScannedBlock| FoundRoot {
+    blocks.sort_by_key(|block| {
+        (Reverse((block.generation, block.level)), block.first, Reverse(block.logical))
+    });
+    let rank = |block: &ScannedBlock| (block.level, block.first);
+    let of_commits = blocks.chunk_by(|one, next| one.generation == next.generation);
+    let best = of_commits.flat_map(|blocks| {
+        let first = blocks.first().map(rank);
+        blocks.iter().take_while(move |block| Some(rank(block)) == first)
+    });
+    let root = |block: &ScannedBlock| FoundRoot {
         root: TreeRoot {
             id: TreeId::ROOT,
             logical: block.logical,
@@ -116,7 +125,7 @@ pub(crate) fn scanned_roots(index: &BlockIndex) -> Vec<FoundRoot> {
         chunk_root: None,
         source: RootSource::Search,
     };
-    blocks.into_iter().map(root).collect()
+    best.map(root).collect()
 }
 
 /// The root of the root tree at `logical`, as its block describes itself.

@@ -7,6 +7,7 @@
 //!
 //! 1. A repair that is refused writes nothing.
 //! 2. After a repair the check finds what the repair said, and the repair can be undone.
+//! 3. A search for the volume without its superblocks, to read it, writes nothing.
 //!
 //! The stable tests pass in random bytes, and the fuzz target any bytes.
 
@@ -16,13 +17,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use offshoot_btrfs::{
-    BtrfsFinding, BtrfsFindingCode, BtrfsFindingPlace, CheckEvent, CheckOptions, RepairClass,
-    RepairOptions, check_btrfs, repair_btrfs, undo_repair,
+    BtrfsFinding, BtrfsFindingCode, BtrfsFindingPlace, BtrfsVolume, CheckEvent, CheckOptions,
+    EngineOptions, RecoveredFiles, RepairClass, RepairOptions, Rescue, ScanOptions, check_btrfs,
+    find_volume, repair_btrfs, undo_repair,
 };
 use offshoot_btrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE};
-use offshoot_btrfs_format::{ItemType, Key};
+use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_device::{BlockDevice, MemoryDevice};
 use offshoot_testkit::btrfs::fixture;
+use offshoot_vfs::FileSystem as _;
 
 use crate::damage::{DamageTarget, header};
 use crate::image::{Patched, SparseImage};
@@ -108,7 +111,33 @@ pub(crate) fn check_and_repair(data: &[u8]) -> HostileEnd {
     }
     let below = MemoryDevice::over(Arc::new(image));
     let device = Arc::new(CountedDevice { below, writes: AtomicU64::new(0) });
+    if options & 8 != 0 {
+        read_without_superblocks(&device);
+    }
     repair(&device, options)
+}
+
+/// Reads the volume as it is found without its superblocks.
+fn read_without_superblocks(device: &Arc<CountedDevice>) {
+    let wiped = MemoryDevice::over(device.clone());
+    for offset in SUPERBLOCK_OFFSETS.into_iter().filter(|at| at + 4096 <= wiped.size_bytes()) {
+        wiped.write_at(offset, &[0; SUPERBLOCK_SIZE]).expect("it is in memory");
+    }
+    let check = CheckOptions { memory_bytes: 16 << 20, ..CheckOptions::default() };
+    let watch = |_: &CheckEvent| ControlFlow::Continue(());
+    let found = find_volume(&[Arc::new(wiped)], ScanOptions::default(), &check, &watch);
+    let found = match found {
+        Ok(found) => found.expect("there is no superblock"),
+        Err(error) => return drop(error.to_string()),
+    };
+    let options = EngineOptions { rescue: Rescue::EVERYTHING, ..EngineOptions::default() };
+    if let Ok(volume) = BtrfsVolume::open(found.devices, &options) {
+        let _ = volume.roots();
+        let files = RecoveredFiles::open(&volume, TreeId::FS);
+        let _ =
+            files.map(|files| files.read_dir(files.root(), 0, &mut |_| ControlFlow::Continue(())));
+    }
+    assert_eq!(device.writes.load(Ordering::Relaxed), 0, "a reader writes nothing");
 }
 
 fn repair(device: &Arc<CountedDevice>, chosen: u8) -> HostileEnd {

@@ -17,6 +17,7 @@
 #[path = "../bodies/mod.rs"]
 mod bodies;
 mod damage;
+mod found;
 mod image;
 #[path = "../../../btrfs-format/tests/mutation/mod.rs"]
 mod mutation;
@@ -147,10 +148,14 @@ fn images(paths: &[impl AsRef<Path>]) -> Vec<Arc<SparseImage>> {
 #[test]
 fn the_carried_volume() {
     let _turn = turn();
+    sweep("the_carried_volume", &carried(), CASES_CARRIED);
+}
+
+fn carried() -> DamageTarget {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let path = dir.path().join("kernel.btrfs");
     fixture::unpack(&path).expect("the fixture unpacks");
-    sweep("the_carried_volume", &DamageTarget::new(images(&[path]), true), CASES_CARRIED);
+    DamageTarget::new(images(&[path]), true)
 }
 
 fn of(disks: &Disks) -> DamageTarget {

@@ -15,6 +15,9 @@ The volume is read through the newest root that can be used, and around blocks t
 lost+found/SUBVOLUME/INODE. Data that no copy gives becomes zeros, and data whose checksums are lost is taken as it is; at the end a list says \
 which files have some of these, and the exit code is 3 then.
 
+Without a sound superblock on one of the devices, all devices are searched for what the volume has on them, and a superblock is made of that \
+in a temporary file. --fsid chooses between several volumes that are found.
+
 --deleted looks through the roots of older commits for files that the volume does not show any more. Their data may have been overwritten since, \
 which their checksums tell.
 
@@ -23,6 +26,7 @@ which their checksums tell.
 Examples:
   offshoot recover broken.img out
   offshoot recover broken.img --tar out.tar home/alice
+  offshoot recover --device /dev/sdc /dev/sdb out
   offshoot recover --list-roots broken.img
   offshoot recover --generation 1042 /dev/sdb out
   offshoot recover --deleted='*.jpg' card.img out
@@ -52,6 +56,9 @@ pub(crate) struct RecoverArguments {
     #[arg(long, value_name = "PATTERN", num_args = 0..=1, require_equals = true)]
     #[arg(default_missing_value = "*", conflicts_with_all = ["tar", "generation", "root"])]
     pub(crate) deleted: Option<OsString>,
+    /// The volume to look for when no superblock is sound and the devices have blocks of several
+    #[arg(long, value_name = "UUID")]
+    pub(crate) fsid: Option<uuid::Uuid>,
     /// Show the roots that are there
     #[arg(long, conflicts_with_all = ["tar", "generation", "root", "deleted"])]
     pub(crate) list_roots: bool,

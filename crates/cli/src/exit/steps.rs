@@ -14,6 +14,9 @@ const REPAIR_XFS: &str = "xfs_repair repairs an XFS volume";
 const SCRUB: &str = "`offshoot scrub` repairs what another copy has";
 const SCAN: &str = "`offshoot repair --scan` makes superblocks and the chunk tree of a btrfs \
                     volume from what a search of all devices finds";
+const LOST: &str = "if it was a btrfs volume, all superblocks are lost: `offshoot recover` gets the \
+                    files out, and `offshoot repair --scan` makes superblocks, by a search of all \
+                    devices";
 const SALVAGE: &str = "`offshoot extract --salvage` writes the rest of a file, and \
                        --ignore-checksums reads it as it is";
 
@@ -26,6 +29,9 @@ pub(super) fn after(error: &Error) -> &'static [&'static str] {
     if let Error::Io { source, .. } = error {
         let is_unreadable = source.raw_os_error() == Some(Errno::IO.raw_os_error());
         return if is_unreadable { &[RECOVER] } else { &[] };
+    }
+    if error.code() == Code::NoVolume {
+        return &[LOST];
     }
     if !matches!(error, Error::Corrupt(_)) {
         return &[];
@@ -54,6 +60,8 @@ mod tests {
         assert_eq!(steps(Structure::Leaf), [CHECK, RECOVER]);
         assert_eq!(steps(Structure::Data), [SCRUB, SALVAGE]);
         assert_eq!(after(&Error::posix(Errno::NOENT, "/etc/fstab")), [""; 0]);
+        let none = Error::posix(Errno::INVAL, "no superblock").with_code(Code::NoVolume);
+        assert_eq!(after(&none), [LOST]);
         assert_eq!(after(&Error::io("reading", Errno::IO)), [RECOVER]);
         assert_eq!(after(&Error::io("reading", Errno::NXIO)), [""; 0]);
     }

@@ -15,6 +15,7 @@ pub(super) mod repair;
 pub(super) mod rescue;
 pub(crate) mod rescuing;
 pub(super) mod resize;
+mod scanned;
 pub(super) mod scrub;
 pub(super) mod sharing;
 pub(super) mod space;

@@ -47,6 +47,15 @@ impl ChunkTreeItems {
         Self { devices, chunks, items, sector_size }
     }
 
+    /// Leaves out the chunks that have nothing on these devices.
+    pub(super) fn keep_chunks_on(&mut self, devices: &[DevItem]) {
+        let ids: BTreeSet<_> = devices.iter().map(|item| item.devid.get()).collect();
+        let all = std::mem::take(&mut self.chunks).into_iter().zip(std::mem::take(&mut self.items));
+        let kept =
+            all.filter(|(chunk, _)| chunk.stripes.iter().any(|one| ids.contains(&one.device.0)));
+        (self.chunks, self.items) = kept.unzip();
+    }
+
     /// The chunks with their items.
     fn with_items(&self) -> impl Iterator<Item = (&Chunk, &[u8])> {
         self.chunks.iter().zip(self.items.iter().map(Vec::as_slice))
@@ -163,30 +172,30 @@ fn free_places(
 }
 
 /// The system chunk that has the newest block of the chunk tree, or else all. A chunk that was
-/// removed may be among the others.
+/// removed may be among the others, and its place may belong to another chunk now.
 fn home<'i>(
     items: &'i ChunkTreeItems,
     found: &BTreeMap<Logical, Generation>,
 ) -> Result<Vec<&'i Chunk>> {
     let mut system = items.system();
+    let newest = |chunk: &&Chunk| {
+        let blocks = found.range(chunk.start..chunk.end());
+        blocks.map(|(_, generation)| *generation).max()
+    };
+    let best = system.iter().max_by_key(|chunk| newest(chunk)).copied();
+    if let Some(best) = best.filter(|best| newest(best).is_some()) {
+        system = vec![best];
+    }
     system.retain(|chunk| chunk.run(chunk.start, 1).is_some());
     if system.is_empty() {
         let what = "repairing the chunk tree: no system chunk is known to which blocks can be \
                     written; get the files out with recover";
         return Err(Error::unsupported(Code::Parity, what));
     }
-    let newest = |chunk: &&Chunk| {
-        let blocks = found.range(chunk.start..chunk.end());
-        blocks.map(|(_, generation)| *generation).max()
-    };
-    let best = system.iter().max_by_key(|chunk| newest(chunk)).copied();
-    Ok(match best.filter(|best| newest(best).is_some()) {
-        Some(best) => vec![best],
-        None => system,
-    })
+    Ok(system)
 }
 
-/// Writes a block to all its places.
+/// Writes a block to all its places that are on given devices.
 fn write_block(
     items: &ChunkTreeItems,
     (staged, order): (&[Arc<StagedDevice>], &[DevItem]),
@@ -201,13 +210,20 @@ fn write_block(
         let run = chunk.run(at, rest.len() as u64).ok_or_else(no_chunk)?;
         let len = usize::try_from(run.len).unwrap_or(usize::MAX);
         let (part, behind) = rest.split_at_checked(len).ok_or_else(no_chunk)?;
+        let (mut is_written, mut absent) = (false, 0);
         for (stripe, physical) in run.copies {
             let id = chunk.stripes.get(stripe).map(|stripe| stripe.device.0);
             let device = order.iter().position(|item| Some(item.devid.get()) == id);
-            let device = device.and_then(|index| staged.get(index));
-            let device = device.ok_or_else(|| missing(id.unwrap_or_default()))?;
+            let Some(device) = device.and_then(|index| staged.get(index)) else {
+                absent = id.unwrap_or_default();
+                continue;
+            };
             BlockDevice::write_at(&**device, physical.0, part)
                 .map_err(|e| Error::io("a block of the chunk tree", e))?;
+            is_written = true;
+        }
+        if !is_written {
+            return Err(missing(absent));
         }
         at.0 += run.len;
         rest = behind;

@@ -10,6 +10,7 @@
 //!     the newest chunk tree that says the same, or else a new one
 //! ```
 
+use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
@@ -26,22 +27,24 @@ use super::chunk_tree::{self, ChunkTreeItems};
 use super::described::DescribedChunk;
 use super::search::{FoundBlock, ScannedVolume};
 use super::stored::StoredSuperblocks;
-use super::{made, members, roots};
+use super::{ScanPurpose, made, members, roots};
 use crate::check::{self, CheckWatch, CheckedVolume, KeyRange};
 use crate::repair::plan::member_bytes;
 use crate::repair::{RepairOptions, stage_devices, superblocks};
 use crate::tree::TreeRoot;
 
 /// The most roots that are tried, and the most chunk trees.
-const MOST_ROOTS: usize = 32;
+pub(super) const MOST_ROOTS: usize = 32;
 
 /// What a scan works with.
+#[derive(Clone, Copy)]
 pub(super) struct Scan<'s> {
     pub(super) devices: &'s [Arc<dyn BlockDevice>],
     /// The superblocks of each device.
     pub(super) stored: &'s [StoredSuperblocks],
     pub(super) options: &'s RepairOptions,
     pub(super) watch: &'s CheckWatch<'s>,
+    pub(super) purpose: ScanPurpose,
 }
 
 /// The state of a volume, as it was found.
@@ -61,17 +64,31 @@ pub(super) struct FoundState {
     pub(super) is_made: bool,
 }
 
-/// What leaves describe, before the trees are read.
-struct Draft<'s> {
-    scanned: &'s ScannedVolume,
-    items: ChunkTreeItems,
-    order: Vec<DevItem>,
-    oldest: Generation,
-    /// The newest superblock that is sound or proved.
-    known: Option<Superblock>,
+impl FoundState {
+    /// Puts the features into a superblock that was made from the trees. `trees` are those that the
+    /// root leads to.
+    pub(super) fn show_features(&mut self, scanned: &ScannedVolume, trees: &BTreeSet<TreeId>) {
+        if !self.is_made {
+            return;
+        }
+        let (incompat, compat_ro) = scanned.features.with_trees(trees);
+        let of_chunks = scanned.features.incompat(scanned.node_size, &self.items.chunks);
+        self.superblock.incompat_flags = of_chunks.union(incompat).0.into();
+        self.superblock.compat_ro_flags = compat_ro.0.into();
+    }
 }
 
-impl Scan<'_> {
+/// What leaves describe, before the trees are read.
+pub(super) struct Draft<'s> {
+    pub(super) scanned: &'s ScannedVolume,
+    pub(super) items: ChunkTreeItems,
+    pub(super) order: Vec<DevItem>,
+    pub(super) oldest: Generation,
+    /// The newest superblock that is sound or proved.
+    pub(super) known: Option<Superblock>,
+}
+
+impl<'s> Scan<'s> {
     /// The state of the volume `scanned`.
     ///
     /// # Errors
@@ -84,16 +101,15 @@ impl Scan<'_> {
             None => self.newest_root(&draft)?,
         };
         let mut state = Self::state(&draft, item, &volume)?;
-        if state.is_made {
-            let (incompat, compat_ro) = scanned.features.with_trees(&roots::trees(&volume));
-            let of_chunks = scanned.features.incompat(scanned.node_size, &state.items.chunks);
-            state.superblock.incompat_flags = of_chunks.union(incompat).0.into();
-            state.superblock.compat_ro_flags = compat_ro.0.into();
-        }
+        state.show_features(scanned, &roots::trees(&volume));
         Ok(state)
     }
 
-    fn draft<'s>(&self, scanned: &'s ScannedVolume) -> Result<Draft<'s>> {
+    /// What the leaves of the volume `scanned` describe.
+    ///
+    /// # Errors
+    /// When no leaf describes a chunk, or nothing tells which device is which.
+    pub(super) fn draft<'d>(&self, scanned: &'d ScannedVolume) -> Result<Draft<'d>> {
         let described = &scanned.described;
         let mut devices = described.newest_devices();
         let sound = self.stored.iter().filter_map(|stored| stored.sound.as_ref());
@@ -119,7 +135,7 @@ impl Scan<'_> {
         }
         let mut items = ChunkTreeItems::new(devices, chunks, sector_size);
         let known = (&items.devices[..], &items.chunks[..]);
-        let order = members::of_devices(self.devices, self.stored, scanned, known)?;
+        let order = members::of_devices(self.devices, self.stored, scanned, known, self.purpose)?;
         let oldest = described.oldest_of_newest();
         items.devices.clone_from(&order);
         items.devices.sort_by_key(|item| item.devid.get());
@@ -130,8 +146,12 @@ impl Scan<'_> {
             all.max_by_key(|superblock| superblock.generation)
         };
         let known = newest.cloned().or_else(proved);
-        let known = known.filter(|one| one.metadata_uuid == scanned.fsid);
-        self.require_newest(scanned, known.as_ref())?;
+        let mut known = known.filter(|one| one.metadata_uuid == scanned.fsid);
+        match self.require_newest(scanned, known.as_ref()) {
+            // There is no need to know which member missed commits: a reader proves every block.
+            Err(_) if self.purpose == ScanPurpose::Read => known = None,
+            required => required?,
+        }
         Ok(Draft { scanned, items, order, oldest, known })
     }
 
@@ -152,20 +172,33 @@ impl Scan<'_> {
         Ok(())
     }
 
-    /// Opens the draft with the root that is in `item`.
-    fn open(&self, draft: &Draft<'_>, item: &SuperblockItem) -> Result<CheckedVolume<'_>> {
+    /// Opens the draft with the root that is in `item`, and a chunk tree that is made of the draft.
+    fn open(&self, draft: &Draft<'_>, item: &SuperblockItem) -> Result<CheckedVolume<'s>> {
+        self.open_through(draft, item, None)
+    }
+
+    /// The same through this chunk tree, if there is one.
+    pub(super) fn open_through(
+        &self,
+        draft: &Draft<'_>,
+        item: &SuperblockItem,
+        chunk_root: Option<TreeRoot>,
+    ) -> Result<CheckedVolume<'s>> {
         let staged = stage_devices(self.devices, self.options)?;
         let devices = (&staged[..], &draft.order[..]);
         let generations = (Generation(item.generation.get()), draft.oldest);
         let lead_to = draft.known.as_ref().map(|known| &*known.item);
-        let root = chunk_tree::stage(&draft.items, draft.scanned, devices, generations, lead_to)?;
+        let root = match chunk_root {
+            Some(root) => root,
+            None => chunk_tree::stage(&draft.items, draft.scanned, devices, generations, lead_to)?,
+        };
         let item = made::with_chunk_tree(item, &draft.items, root)?;
         made::stage(&item, devices, draft.scanned.checksum)?;
         check::open(superblocks::as_devices(&staged), None, &self.options.check, self.watch)
     }
 
     /// The newest whole root: a superblock that leads to it, and the volume.
-    fn newest_root(&self, draft: &Draft<'_>) -> Result<(Box<SuperblockItem>, CheckedVolume<'_>)> {
+    fn newest_root(&self, draft: &Draft<'_>) -> Result<(Box<SuperblockItem>, CheckedVolume<'s>)> {
         let all = draft.scanned.highest(TreeId::ROOT);
         let (mut why, mut whole) = (None, Vec::<(FoundBlock, Box<SuperblockItem>)>::new());
         let mut opened = None;

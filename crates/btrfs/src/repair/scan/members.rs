@@ -17,11 +17,13 @@ use offshoot_device::BlockDevice;
 use offshoot_vfs::{Errno, Error, Result};
 use uuid::Uuid;
 
+use super::ScanPurpose;
 use super::search::{FoundBlock, ScannedVolume};
 use super::stored::StoredSuperblocks;
 
 /// The item of each device, in the order of the devices. `items` are those of all members, and of
-/// some that were removed.
+/// some that were removed. What is only to be read may be guessed: if one device is known, those
+/// that nothing tells apart get the other numbers in the order in which they were given.
 ///
 /// # Errors
 /// When nothing tells which one a device is, or two are the same.
@@ -30,6 +32,7 @@ pub(super) fn of_devices(
     stored: &[StoredSuperblocks],
     volume: &ScannedVolume,
     (items, chunks): (&[DevItem], &[Chunk]),
+    purpose: ScanPurpose,
 ) -> Result<Vec<DevItem>> {
     let mut ids: Vec<Option<u64>> = stored
         .iter()
@@ -43,10 +46,10 @@ pub(super) fn of_devices(
     for (index, device) in devices.iter().enumerate() {
         if ids.get(index).is_some_and(Option::is_none) {
             let told = told_by_blocks(index, volume, chunks);
-            if told.is_empty() {
+            if told.is_empty() && purpose == ScanPurpose::Repair {
                 let what = format!(
                     "{}: neither a superblock nor a tree block tells which device of volume {} it \
-                     is; nothing was written",
+                     is; nothing was written: get the files out with recover",
                     device.name(),
                     volume.fsid
                 );
@@ -57,15 +60,25 @@ pub(super) fn of_devices(
     }
     assign(&mut ids, &mut possible);
     assign_equal(&mut ids, &possible, items, chunks);
+    if purpose == ScanPurpose::Read {
+        guess(&mut ids, &possible, chunks);
+    }
     let find = |(index, id): (usize, &Option<u64>)| {
         let item = items.iter().find(|item| Some(item.devid.get()) == *id);
         item.copied().ok_or_else(|| {
             let name = devices.get(index).map_or("a device", |device| device.name());
-            let what = format!(
-                "{name}: its blocks fit more than one device of volume {}; nothing was written: \
-                 get the files out with recover",
-                volume.fsid
-            );
+            let what = match purpose {
+                ScanPurpose::Repair => format!(
+                    "{name}: its blocks fit more than one device of volume {}; nothing was \
+                     written: get the files out with recover",
+                    volume.fsid
+                ),
+                ScanPurpose::Read => format!(
+                    "{name}: nothing on it tells that it is a device of volume {}: leave it out, \
+                     and name all devices of the volume, each from where the volume begins",
+                    volume.fsid
+                ),
+            };
             Error::posix(Errno::INVAL, what)
         })
     };
@@ -156,6 +169,29 @@ fn assign_equal(
         for (index, id) in open.into_iter().zip(left) {
             if let Some(slot) = ids.get_mut(index) {
                 *slot = Some(id);
+            }
+        }
+    }
+}
+
+/// Gives each device that is still open the lowest number that its blocks fit, or any one if there
+/// are no blocks, of those that chunks have and no device has. Something must tell one of them.
+fn guess(ids: &mut [Option<u64>], possible: &BTreeMap<usize, BTreeSet<u64>>, chunks: &[Chunk]) {
+    let is_any_told = possible.values().any(|told| !told.is_empty());
+    if ids.iter().all(Option::is_none) && !is_any_told {
+        return;
+    }
+    let stripes = chunks.iter().flat_map(|chunk| &chunk.stripes);
+    let mut free: BTreeSet<u64> = stripes.map(|stripe| stripe.device.0).collect();
+    for id in ids.iter().flatten() {
+        free.remove(id);
+    }
+    for has_blocks in [true, false] {
+        for (index, told) in possible.iter().filter(|(_, told)| told.is_empty() != has_blocks) {
+            let Some(slot @ None) = ids.get_mut(*index) else { continue };
+            *slot = free.iter().find(|id| !has_blocks || told.contains(id)).copied();
+            if let Some(id) = slot {
+                free.remove(id);
             }
         }
     }

@@ -49,6 +49,16 @@ pub(super) fn why_not_whole(
     Ok((!lost.is_empty()).then(|| format!("blocks of the trees {} are lost", lost.join(", "))))
 }
 
+/// Whether `root`, through which `volume` is open, leads to the top level and nothing says that it
+/// is no root. Below it blocks may be lost.
+pub(super) fn may_be_root(
+    volume: &CheckedVolume<'_>,
+    scanned: &ScannedVolume,
+    root: &FoundBlock,
+) -> bool {
+    trees(volume).contains(&TreeId::FS) && why_no_root(volume, scanned, root).is_none()
+}
+
 /// The trees that have a root item.
 pub(super) fn trees(volume: &CheckedVolume<'_>) -> BTreeSet<TreeId> {
     let mut trees = BTreeSet::new();

@@ -110,7 +110,8 @@ impl ScannedVolume {
         }
         let is_highest = |block: &&FoundBlock| newest.get(&block.generation) == Some(&block.level);
         let mut found: Vec<_> = self.of_tree(tree).filter(is_highest).copied().collect();
-        found.sort_by_key(|block| (std::cmp::Reverse(block.generation), block.logical));
+        // A transaction mostly allocates in ascending order: what it wrote last comes first.
+        found.sort_by_key(|block| std::cmp::Reverse((block.generation, block.logical)));
         found.dedup_by_key(|block| (block.generation, block.logical));
         found
     }

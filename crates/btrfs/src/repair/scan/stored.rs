@@ -39,13 +39,24 @@ impl StoredSuperblocks {
     /// # Errors
     /// When the device cannot read one: then it could not be brought back.
     pub(super) fn read(device: &dyn BlockDevice) -> Result<Self> {
+        Self::read_each(device, Err)
+    }
+
+    /// The same, to read the volume and not to write it: what cannot be read counts as damaged.
+    pub(super) fn read_what_is_left(device: &dyn BlockDevice) -> Result<Self> {
+        Self::read_each(device, |_| Ok(()))
+    }
+
+    fn read_each(device: &dyn BlockDevice, failed: impl Fn(Error) -> Result<()>) -> Result<Self> {
         let fits = |at: &u64| at.saturating_add(SUPERBLOCK_SIZE as u64) <= device.size_bytes();
         let (mut bytes, mut all, mut problems) = (Vec::new(), Vec::new(), Vec::new());
         for at in SUPERBLOCK_OFFSETS.into_iter().filter(fits) {
             let mut one = vec![0; SUPERBLOCK_SIZE];
-            device.read_at(at, &mut one).map_err(|e| {
-                Error::io(format!("{}: reading the superblock at {at}", device.name()), e)
-            })?;
+            if let Err(error) = device.read_at(at, &mut one) {
+                let what = format!("{}: reading the superblock at {at}", device.name());
+                failed(Error::io(what, error))?;
+                one.fill(0);
+            }
             match Superblock::parse(&one, at) {
                 Ok(superblock) => all.push((at, superblock)),
                 Err(error) => problems.push((at, error.problem.into_owned())),

@@ -75,7 +75,7 @@ pub(in crate::verbs) fn run(
     let checked = if let Some(live) = live {
         live.fs.btrfs(THIS_VERB)?.volume().check(&options, &watch)
     } else {
-        let devices = Session::devices_of(Access::Read, &arguments.info.volume, console)?;
+        let devices = Session::devices_of(Access::Read, arguments.info.volume.parts(), console)?;
         check_btrfs(devices, &options, &watch)
     };
     console.stop_progress();

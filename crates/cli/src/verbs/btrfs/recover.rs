@@ -4,6 +4,7 @@
 //! for data that no copy gives. The rest is an extraction.
 
 mod deleted;
+mod opened;
 mod roots;
 
 use std::ffi::OsString;
@@ -12,7 +13,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use offshoot_btrfs::{BtrfsVolume, RecoveredFiles, Reporter, Rescue, RootChoice};
+use offshoot_btrfs::{RecoveredFiles, Rescue, RootChoice};
 use offshoot_btrfs_format::{Generation, Logical, TreeId};
 use offshoot_transfer::extract::{ExtractSource, Mark};
 use offshoot_vfs::FileSystemMut;
@@ -24,8 +25,8 @@ use crate::args::RecoverArguments;
 use crate::exit::{ExitStatus, Result, VerbFailure};
 use crate::interrupt;
 use crate::output::{Console, write_line};
-use crate::session::{Access, Opening, Session};
 use crate::verbs::extract::{Extraction, ExtractionTarget, place_and_mark, with_losses};
+use opened::RecoverSource;
 
 /// The words behind the volume: where the files go, and which.
 struct Words {
@@ -59,17 +60,18 @@ pub(in crate::verbs) fn run(
     out: &mut dyn Write,
     console: &Arc<Console>,
 ) -> Result {
+    interrupt::watch(console)?;
     if arguments.list_roots {
         return roots::list_roots(arguments, out, console);
     }
     let words = Words::of(arguments)?;
     words.target.require_json_elsewhere(arguments.json)?;
-    interrupt::watch(console)?;
+    let source = RecoverSource::open(arguments, console)?;
     if let Some(pattern) = &arguments.deleted {
-        return deleted::run(arguments, pattern, &words, out, console);
+        return deleted::run(&source, pattern, &words, out, console);
     }
     let losses = Arc::new(Losses::default());
-    let volume = open(arguments, rescue(arguments), losses.reporter(console), console)?;
+    let volume = source.volume(rescue(arguments), losses.reporter(console), console)?;
     let files = RecoveredFiles::open(&volume, TreeId::FS)?;
     let fs = files.read_only();
     let named = |error: offshoot_vfs::Error| VerbFailure::Inside(arguments.volume.clone(), error);
@@ -77,9 +79,10 @@ pub(in crate::verbs) fn run(
     let path = climb_file(&fs, top, &words.path).map_err(named)?;
     let (path, mark) = place_and_mark(&arguments.volume, &path, &*volume, top);
     let mark = Mark { state: format!("{}, {}", mark.state, way(arguments)), ..mark };
-    let source = ExtractSource { fs: &fs as &dyn FileSystemMut, top, path: &path };
+    let tree = ExtractSource { fs: &fs as &dyn FileSystemMut, top, path: &path };
     let volumes = std::iter::once(&arguments.volume).chain(&arguments.open.devices);
-    let extraction = Extraction { source, mark, target: &words.target, volumes: volumes.collect() };
+    let extraction =
+        Extraction { source: tree, mark, target: &words.target, volumes: volumes.collect() };
     let outcome = extraction.run(out, console)?;
     losses.add_inferred(files.inferred());
     if files.is_cut() {
@@ -90,6 +93,7 @@ pub(in crate::verbs) fn run(
         if let Some(shown) = shown.as_object_mut() {
             shown.insert("generation".to_owned(), json!(volume.root_tree().generation.0));
             shown.insert("orphans".to_owned(), json!(files.orphans()));
+            shown.insert("scanned".to_owned(), source.as_json());
         }
         write_line(out, &shown)?;
     } else {
@@ -99,6 +103,7 @@ pub(in crate::verbs) fn run(
     // What came after an older root is missing.
     let is_chosen = arguments.generation.is_some() || arguments.root.is_some();
     let is_older = volume.root_tree().generation < volume.superblock().generation;
+    let is_older = is_older || source.is_in_part();
     let is_all = losses.is_empty() && (is_chosen || !is_older);
     let lost = if is_all { ExitStatus::Done } else { ExitStatus::Corrupt };
     match own.max(lost) {
@@ -121,18 +126,4 @@ fn rescue(arguments: &RecoverArguments) -> Rescue {
         (None, None) => RootChoice::Usable,
     };
     Rescue { root, ..Rescue::EVERYTHING }
-}
-
-fn open(
-    arguments: &RecoverArguments,
-    rescue: Rescue,
-    told: Reporter,
-    console: &Arc<Console>,
-) -> Result<Arc<BtrfsVolume>> {
-    let opening = Opening { rescue, told: Some(told), ..Opening::to(Access::Read) };
-    let opened = Session::open_to_read(&arguments.volume, &arguments.open, opening, console);
-    if let (Err(_), Some(_)) = (&opened, arguments.generation) {
-        console.step("`offshoot recover --list-roots` shows the generations that are there");
-    }
-    Ok(opened?.volume)
 }

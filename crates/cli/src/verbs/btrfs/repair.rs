@@ -8,15 +8,16 @@ use std::sync::Arc;
 
 use offshoot_btrfs::{
     AcceptedData, AcceptedRange, BtrfsFinding, CheckEvent, DataUser, FileOfAcceptedData,
-    RepairClass, RepairOptions, RepairOutcome, ScanOptions, ScanOutcome, confirm_repair,
-    repair_btrfs, undo_repair,
+    RepairClass, RepairOptions, RepairOutcome, ScanOptions, confirm_repair, repair_btrfs,
+    undo_repair,
 };
 use offshoot_btrfs_format::TreeId;
 use offshoot_device::BlockDevice;
-use offshoot_vfs::{Code, Errno};
+use offshoot_vfs::Errno;
 use serde_json::json;
 
 use super::check::{as_json, check_options, show_progress};
+use super::scanned;
 use crate::args::RepairArguments;
 use crate::exit::{ExitStatus, Result, VerbFailure};
 use crate::interrupt::{self, is_interrupted};
@@ -44,19 +45,17 @@ pub(in crate::verbs) fn run(
     };
     interrupt::watch(console)?;
     let access = if arguments.dry_run { Access::Read } else { Access::Write };
-    let devices = Session::devices_of(access, &arguments.info.volume, console)?;
+    let devices = Session::devices_of(access, arguments.info.volume.parts(), console)?;
     let repaired = work(&devices, arguments, &options, console);
     match repaired {
         Err(error) if error.errno() == Errno::INTR && is_interrupted() => {
             console.error(&"interrupted: nothing was written");
             Err(VerbFailure::Reported(ExitStatus::Failed))
         }
-        Err(error) => {
-            if error.code() == Code::NoVolume && !arguments.search.scan {
-                console.step("`offshoot repair --scan` searches the devices for lost superblocks");
-            }
-            Err(VerbFailure::Inside(arguments.info.volume.volume.clone(), error))
+        Err(error) if arguments.search.scan => {
+            Err(scanned::failure(&arguments.info.volume.volume, error))
         }
+        Err(error) => Err(VerbFailure::Inside(arguments.info.volume.volume.clone(), error)),
         Ok(RepairVerbResult::Repaired(outcome)) => tell(&outcome, arguments, out, console),
         Ok(RepairVerbResult::Undone(generation)) => {
             if arguments.info.json {
@@ -162,8 +161,10 @@ fn write_summary(outcome: &RepairOutcome, rest: &[BtrfsFinding], out: &mut dyn W
     let is_rest = |finding: &&BtrfsFinding| {
         !rest.iter().any(|one| (one.code, one.place) == (finding.code, finding.place))
     };
-    if let Some(scanned) = &outcome.scanned {
-        write_scan(scanned, out)?;
+    if let Some(found) = &outcome.scanned {
+        for line in scanned::in_words(found) {
+            writeln!(out, "found: {line}")?;
+        }
     }
     let is_mended = |finding: &&BtrfsFinding| !cut::is_cut_off(finding, outcome);
     for finding in outcome.before.findings.iter().filter(is_rest).filter(is_mended) {
@@ -192,39 +193,10 @@ fn write_summary(outcome: &RepairOutcome, rest: &[BtrfsFinding], out: &mut dyn W
     Ok(())
 }
 
-/// Says what a scan has found.
-fn write_scan(scanned: &ScanOutcome, out: &mut dyn Write) -> Result {
-    let ScanOutcome { fsid, generation, newest, is_superblock_made, chunks, .. } = scanned;
-    writeln!(out, "found: volume {fsid}, as of transaction {generation}")?;
-    if newest > generation {
-        writeln!(out, "found: blocks of transaction {newest}, to which no whole root leads")?;
-    }
-    if *is_superblock_made {
-        writeln!(
-            out,
-            "found: no sound superblock; what only superblocks have is lost: the label, and what \
-             fsync wrote since that transaction"
-        )?;
-    }
-    if let Some(chunks) = chunks {
-        writeln!(out, "found: {chunks} chunks, for a new chunk tree")?;
-    }
-    Ok(())
-}
-
 fn as_one_object(outcome: &RepairOutcome) -> serde_json::Value {
     let all = |findings: &[BtrfsFinding]| findings.iter().map(as_json).collect::<Vec<_>>();
-    let scanned = outcome.scanned.as_ref().map(|scanned| {
-        json!({
-            "fsid": scanned.fsid,
-            "generation": scanned.generation.0,
-            "newest": scanned.newest.0,
-            "superblock_made": scanned.is_superblock_made,
-            "chunks": scanned.chunks,
-        })
-    });
     json!({
-        "scanned": scanned,
+        "scanned": outcome.scanned.as_ref().map(scanned::as_json),
         "before": all(&outcome.before.findings),
         "after": all(rest(outcome)),
         "accepted": outcome.accepted.files.iter().map(accepted_as_json).collect::<Vec<_>>(),

@@ -16,7 +16,8 @@ use offshoot_vfs::wildcard::Pattern;
 use offshoot_vfs::{FileSystem as _, ReadOnlyFiles};
 use serde_json::json;
 
-use super::{Words, open};
+use super::Words;
+use super::opened::RecoverSource;
 use crate::args::RecoverArguments;
 use crate::exit::{ExitStatus, Result, VerbFailure};
 use crate::interrupt::is_interrupted;
@@ -32,19 +33,20 @@ fn older(root: RootChoice) -> Rescue {
 
 /// Extracts what older roots show and the volume as it is now does not.
 pub(super) fn run(
-    arguments: &RecoverArguments,
+    source: &RecoverSource<'_>,
     pattern: &OsStr,
     words: &Words,
     out: &mut dyn Write,
     console: &Arc<Console>,
 ) -> Result {
+    let arguments = source.arguments;
     let ExtractionTarget::Directory(top) = &words.target else {
         return Err(VerbFailure::Usage("--deleted writes into a directory".to_owned()));
     };
     let is_wanted = wanted(pattern, &words.path);
     let losses = Arc::new(Losses::default());
     let rescue = Rescue { root: RootChoice::Usable, ..Rescue::EVERYTHING };
-    let present = open(arguments, rescue, losses.reporter(console), console)?;
+    let present = source.volume(rescue, losses.reporter(console), console)?;
     let newest = present.root_tree().generation;
     let mut search = DeletedSearch::new(present.clone())?;
     let mut worst = ExitStatus::Done;
@@ -55,7 +57,7 @@ pub(super) fn run(
         }
         let losses = Arc::new(Losses::default());
         let rescue = older(RootChoice::Block(found_root.root.logical));
-        let opened = open(arguments, rescue, losses.quiet_reporter(), console);
+        let opened = source.volume(rescue, losses.quiet_reporter(), console);
         let found = opened.and_then(|volume| Ok((search.in_root(&volume, &is_wanted)?, volume)));
         let (files, volume) = match found {
             Ok((Some(files), volume)) => (files, volume),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use offshoot_btrfs::{Rescue, RootChoice};
 use serde_json::json;
 
-use super::open;
+use super::opened::RecoverSource;
 use crate::args::RecoverArguments;
 use crate::exit::Result;
 use crate::output::{Console, write_line};
@@ -20,7 +20,8 @@ pub(super) fn list_roots(
 ) -> Result {
     let losses = Arc::new(Losses::default());
     let rescue = Rescue { root: RootChoice::Usable, ..Rescue::EVERYTHING };
-    let volume = open(arguments, rescue, losses.reporter(console), console)?;
+    let source = RecoverSource::open(arguments, console)?;
+    let volume = source.volume(rescue, losses.reporter(console), console)?;
     let used = volume.root_tree();
     for (found, is_readable) in volume.roots() {
         let root = found.root;

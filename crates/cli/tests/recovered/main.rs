@@ -1,5 +1,7 @@
 //! `offshoot recover` beside `btrfs restore -i`, over volumes of the kernel with wiped blocks.
 
+mod without_superblocks;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -172,10 +174,14 @@ fn restore(disks: &Disks) -> Got {
 }
 
 fn recover(disks: &Disks, options: &[&str]) -> Got {
+    recover_from(disks.images(), options)
+}
+
+fn recover_from(images: &[PathBuf], options: &[&str]) -> Got {
     got(|top| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_offshoot"));
-        command.args(["recover", "--json"]).args(options).arg(&disks.images()[0]);
-        for image in disks.images().iter().skip(1) {
+        command.args(["recover", "--json"]).args(options).arg(&images[0]);
+        for image in &images[1..] {
             command.arg("--device").arg(image);
         }
         command.arg(top).output().expect("it runs")
