@@ -12,6 +12,7 @@
 //! |---|---|
 //! | `roots` | the roots that superblocks name, and those that a search finds |
 //! | `chunks` | the chunks that a search finds, without the chunk tree |
+//! | `described` | what leaves say of members and chunks, in all versions |
 //! | `around` | what is lost so far, and what stands in for it |
 //! | `index` | the blocks of trees that a search finds |
 //! | `places` | all places of a device that may have a block |
@@ -19,6 +20,7 @@
 
 mod around;
 mod chunks;
+mod described;
 mod index;
 mod places;
 mod roots;
@@ -26,6 +28,7 @@ mod stand_in;
 
 pub(crate) use around::{AroundDamage, TreesAbove};
 pub(crate) use chunks::{FoundChunks, find_chunks};
+pub(crate) use described::{DescribedChunk, DescribedVersions, chunk_of_ranges};
 pub(crate) use index::ScannedBlock;
 pub(crate) use places::each_place;
 pub use roots::{FoundRoot, RootSource};

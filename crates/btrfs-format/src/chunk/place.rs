@@ -51,6 +51,38 @@ impl Chunk {
         Some(ChunkRun { len, copies })
     }
 
+    /// The row, the index among the data stripes of that row, and the offset in its unit of 64 KiB,
+    /// in bytes, of `logical`, an address of the chunk. Of use for profiles with parity.
+    #[must_use]
+    pub fn row(&self, logical: Logical) -> (u64, u64, u64) {
+        let offset = logical.0 - self.start.0;
+        let (unit, data) = (offset / STRIPE_LEN, self.data_stripes());
+        (unit / data, unit % data, offset % STRIPE_LEN)
+    }
+
+    /// The place of stripe `index` in a row of a chunk with parity, `within` bytes into it: the
+    /// index in [`Chunk::stripes`], and the offset on that device. The data stripes come first, then
+    /// P, then Q.
+    #[must_use]
+    pub fn place_in_row(&self, row: u64, index: u64, within: u64) -> (usize, Physical) {
+        let stripe = usize::try_from((index + row) % self.stripes.len() as u64)
+            .expect("an index into the stripes");
+        (stripe, Physical(self.stripes[stripe].physical.0 + row * STRIPE_LEN + within))
+    }
+
+    /// Where the data at `logical`, an address of the chunk, is: the index of each copy in
+    /// [`Chunk::stripes`], and its offset on that device. What parity can make anew does not count.
+    #[must_use]
+    pub fn copies_of(&self, logical: Logical) -> Vec<(usize, Physical)> {
+        self.run(logical, 1).map_or_else(
+            || {
+                let (row, index, within) = self.row(logical);
+                vec![self.place_in_row(row, index, within)]
+            },
+            |run| run.copies,
+        )
+    }
+
     /// The copies of the byte that is `offset` bytes into the stripes of group `group`. A group has
     /// as many stripes as the profile has copies.
     fn copies(&self, group: u64, offset: u64) -> Vec<(usize, Physical)> {

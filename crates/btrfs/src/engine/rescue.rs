@@ -67,7 +67,6 @@ impl Engine {
         let FoundChunks { devices, chunks } = find_chunks(storage, found);
         let members = storage.match_members(&devices, found, options.is_degraded)?;
         let mut map = ChunkMap::default();
-        // Those of newer leaves come first. An older one that overlaps them was removed.
         let added = chunks.into_iter().map(|chunk| map.add(MappedChunk::new(chunk, &members)));
         let count = added.flatten().count();
         if count == 0 {

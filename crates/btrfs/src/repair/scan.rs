@@ -6,7 +6,7 @@
 //! from there, so all of its rules hold.
 //!
 //! ```text
-//! search      all tree blocks of all devices                        search, described, features
+//! search      all tree blocks of all devices                        search, features
 //! find        members, chunks, the newest whole root                found
 //! stage       superblocks of that commit, a chunk tree if needed    made, chunk_tree
 //! repair      as always: derived trees anew, checked, written
@@ -23,7 +23,6 @@
 
 mod agreed;
 mod chunk_tree;
-mod described;
 mod features;
 mod found;
 mod left;

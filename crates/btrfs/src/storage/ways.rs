@@ -123,28 +123,13 @@ pub(super) fn copies(
     len: u64,
 ) -> (u64, Vec<Option<MemberOffset>>) {
     let Some(run) = mapped.chunk.run(logical, len) else {
-        let RowPlace { row, target, within } = row_place(mapped, logical);
+        let (row, target, within) = mapped.chunk.row(logical);
         return (len.min(STRIPE_LEN - within), vec![place_in_row(mapped, row, target, within)]);
     };
     let place = |&(stripe, physical): &(usize, Physical)| {
         mapped.members[stripe].map(|member| MemberOffset { member, physical })
     };
     (run.len, run.copies.iter().map(place).collect())
-}
-
-/// The position of an address in a chunk with parity.
-struct RowPlace {
-    row: u64,
-    /// Its stripe, by the index among the data stripes of the row.
-    target: u64,
-    /// The offset in its unit of 64 KiB, in bytes.
-    within: u64,
-}
-
-fn row_place(mapped: &MappedChunk, logical: Logical) -> RowPlace {
-    let offset = logical.0 - mapped.chunk.start.0;
-    let (unit, data) = (offset / STRIPE_LEN, mapped.chunk.data_stripes());
-    RowPlace { row: unit / data, target: unit % data, within: offset % STRIPE_LEN }
 }
 
 /// The place of stripe `index` in a row of a chunk with parity, `within` bytes into it. The data
@@ -155,10 +140,7 @@ pub(super) fn place_in_row(
     index: u64,
     within: u64,
 ) -> Option<MemberOffset> {
-    let chunk = &mapped.chunk;
-    let stripe = usize::try_from((index + row) % chunk.stripes.len() as u64)
-        .expect("an index into the stripes");
-    let physical = Physical(chunk.stripes[stripe].physical.0 + row * STRIPE_LEN + within);
+    let (stripe, physical) = mapped.chunk.place_in_row(row, index, within);
     mapped.members[stripe].map(|member| MemberOffset { member, physical })
 }
 
@@ -170,7 +152,7 @@ fn parity_ways(
     len: u64,
     effort: WaySelection,
 ) -> (u64, Vec<ReadWay>) {
-    let RowPlace { row, target, within } = row_place(mapped, logical);
+    let (row, target, within) = mapped.chunk.row(logical);
     let data = mapped.chunk.data_stripes();
     let place = |index: u64| place_in_row(mapped, row, index, within);
     let len = len.min(STRIPE_LEN - within);

@@ -15,7 +15,7 @@ use crate::survey::survey_around_damage;
 use crate::{carried, devices, of, within_limits};
 
 /// The cases of an ordinary run for each volume. `OFFSHOOT_SWEEP` is another number.
-const CASES: u64 = 25;
+const CASES: u64 = 15;
 
 fn sweep(name: &str, target: &DamageTarget) {
     let seed = seed_of(name);
@@ -47,7 +47,9 @@ fn sweep(name: &str, target: &DamageTarget) {
         *ends.entry(end).or_default() += 1;
     }
     println!("{name}: {ends:?}");
-    assert!(ends.len() > 1 || ends.contains_key("whole"), "{ends:?}");
+    // Damage so gross that nothing is found would prove nothing.
+    let is_found = |end: &&str| ["whole", "in part"].contains(end);
+    assert!(ends.keys().any(is_found), "{ends:?}");
     assert!(!ends.contains_key("not searched"), "{ends:?}");
 }
 

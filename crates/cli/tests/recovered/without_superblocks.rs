@@ -71,6 +71,23 @@ fn without_any_superblock_everything_is_there() {
     }
 }
 
+/// A chunk tree on chunks with parity has no place to be made anew. The one that is there is read,
+/// and that this is not proved is said.
+#[test]
+fn without_any_superblock_chunks_with_parity_are_read() {
+    let Some(judges) = judges::require() else { return };
+    let disks = Recipe::new().devices(3).mib(300).mkfs("-m raid5 -d raid6").fill(fill);
+    let disks = disks.make(&judges);
+    let truth = contents(disks.mount("ro,noatime").path());
+    wipe_superblocks(&disks);
+    let mut images = disks.images().to_vec();
+    images.rotate_left(1);
+    let found = recover_from(&images, &[]);
+    assert!(found.files == truth, "{:?}", found.output);
+    assert_eq!(found.output.status.code(), Some(3), "{:?}", found.output);
+    assert!(said(&found.output).contains("not whole"), "{:?}", found.output);
+}
+
 /// One member of a striped volume has lost its superblocks.
 #[test]
 fn without_the_superblocks_of_one_member_everything_is_there() {

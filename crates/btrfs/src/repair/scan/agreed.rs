@@ -14,8 +14,8 @@ use offshoot_btrfs_format::{Generation, ItemType, Logical, TreeId};
 use offshoot_vfs::{Error, Result, Structure};
 use zerocopy::FromBytes;
 
-use super::described::{DescribedChunk, DescribedVersions, chunk_of_ranges};
 use crate::check::{CheckedVolume, KeyRange};
+use crate::rescue::{DescribedChunk, DescribedVersions, chunk_of_ranges};
 
 /// What the device tree and the block groups of a commit say of chunks.
 #[derive(Debug, Default)]

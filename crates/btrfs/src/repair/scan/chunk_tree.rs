@@ -16,12 +16,12 @@ use offshoot_device::BlockDevice;
 use offshoot_vfs::{Code, Error, Result};
 use zerocopy::IntoBytes;
 
-use super::described::DescribedChunk;
 use super::found::missing;
 use super::search::ScannedVolume;
 use crate::repair::plan::no_room;
 use crate::repair::shape::{ShapeBuilder, TreeLoader};
 use crate::repair::staged::StagedDevice;
+use crate::rescue::DescribedChunk;
 use crate::tree::TreeRoot;
 
 /// What a chunk tree says.

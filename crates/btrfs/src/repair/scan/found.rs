@@ -24,13 +24,13 @@ use uuid::Uuid;
 
 use super::agreed::ChunkWitnesses;
 use super::chunk_tree::{self, ChunkTreeItems};
-use super::described::DescribedChunk;
 use super::search::{FoundBlock, ScannedVolume};
 use super::stored::StoredSuperblocks;
 use super::{ScanPurpose, made, members, roots};
 use crate::check::{self, CheckWatch, CheckedVolume, KeyRange};
 use crate::repair::plan::member_bytes;
 use crate::repair::{RepairOptions, stage_devices, superblocks};
+use crate::rescue::DescribedChunk;
 use crate::tree::TreeRoot;
 
 /// The most roots that are tried, and the most chunk trees.

@@ -111,8 +111,7 @@ pub(super) fn members_of(block: &FoundBlock, chunks: &[Chunk]) -> BTreeSet<u64> 
     let Some(chunk) = chunks.get(at).filter(|chunk| chunk.start <= block.logical) else {
         return ids;
     };
-    let Some(run) = chunk.run(block.logical, 1) else { return ids };
-    for (stripe, physical) in run.copies {
+    for (stripe, physical) in chunk.copies_of(block.logical) {
         if let Some(stripe) = chunk.stripes.get(stripe)
             && physical.0 == block.physical
         {

@@ -22,10 +22,9 @@ use offshoot_device::BlockDevice;
 use offshoot_vfs::{Errno, Error, Result};
 use uuid::Uuid;
 
-use super::described::DescribedVersions;
 use super::features::SeenFeatures;
 use crate::check::{CheckEvent, CheckWatch};
-use crate::rescue::each_place;
+use crate::rescue::{DescribedVersions, each_place};
 
 /// The smallest unit in which blocks are placed, in bytes.
 const STEP: u32 = 4096;

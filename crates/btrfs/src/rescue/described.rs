@@ -26,18 +26,18 @@ const MOST_KEPT: usize = 1 << 18;
 const MOST_VERSIONS: usize = 8;
 
 /// The versions of something, the newest first. Equal ones count once, by the newest.
-pub(super) type Versions<V> = Vec<(Generation, V)>;
+pub(crate) type Versions<V> = Vec<(Generation, V)>;
 
 /// A chunk, and its item as a leaf has it: programs fill fields differently that say nothing.
 #[derive(Clone, Debug)]
-pub(super) struct DescribedChunk {
-    pub(super) chunk: Chunk,
-    pub(super) item: Vec<u8>,
+pub(crate) struct DescribedChunk {
+    pub(crate) chunk: Chunk,
+    pub(crate) item: Vec<u8>,
 }
 
 impl DescribedChunk {
     /// The chunk that an item of the chunk tree describes.
-    pub(super) fn parse(key: Key, data: &[u8], sector_size: u32) -> Option<Self> {
+    pub(crate) fn parse(key: Key, data: &[u8], sector_size: u32) -> Option<Self> {
         let (chunk, rest) = Chunk::parse_prefix(key, data, sector_size).ok()?;
         let item = data.get(..data.len() - rest.len())?.to_vec();
         Some(Self { chunk, item })
@@ -51,22 +51,22 @@ impl DescribedChunk {
 
 /// What leaves describe.
 #[derive(Debug, Default)]
-pub(super) struct DescribedVersions {
-    pub(super) devices: BTreeMap<u64, Versions<DevItem>>,
-    pub(super) chunks: BTreeMap<Logical, Versions<DescribedChunk>>,
+pub(crate) struct DescribedVersions {
+    pub(crate) devices: BTreeMap<u64, Versions<DevItem>>,
+    pub(crate) chunks: BTreeMap<Logical, Versions<DescribedChunk>>,
     /// By device and offset: the chunk and the length.
     extents: BTreeMap<(u64, u64), (Generation, (Logical, u64))>,
     /// By address: length and flags.
     groups: BTreeMap<Logical, (Generation, (u64, BlockGroupFlags))>,
     /// Where nodes of the chunk tree point to.
-    pub(super) pointed: BTreeSet<Logical>,
+    pub(crate) pointed: BTreeSet<Logical>,
     /// The sector size in the newest chunk item.
     sector: Option<(Generation, u32)>,
 }
 
 impl DescribedVersions {
     /// Takes an item of a leaf of the tree `owner`. One that is malformed is passed over.
-    pub(super) fn take(&mut self, owner: TreeId, key: Key, data: &[u8], generation: Generation) {
+    pub(crate) fn take(&mut self, owner: TreeId, key: Key, data: &[u8], generation: Generation) {
         match (owner, key.item_type) {
             (TreeId::CHUNK, ItemType::DEV_ITEM) if key.objectid == objectid::DEV_ITEMS => {
                 if let Ok(item) = DevItem::view(data)
@@ -110,23 +110,23 @@ impl DescribedVersions {
     }
 
     /// Takes a node of the chunk tree.
-    pub(super) fn take_node(&mut self, pointers: &[NodePointer]) {
+    pub(crate) fn take_node(&mut self, pointers: &[NodePointer]) {
         let room = MOST_KEPT.saturating_sub(self.pointed.len());
         self.pointed.extend(pointers.iter().take(room).map(NodePointer::logical));
     }
 
     /// The unit of data, in bytes, as the newest chunk item has it.
-    pub(super) fn sector_size(&self) -> Option<u32> {
+    pub(crate) fn sector_size(&self) -> Option<u32> {
         self.sector.map(|(_, sector)| sector)
     }
 
     /// The newest version of each member.
-    pub(super) fn newest_devices(&self) -> Vec<DevItem> {
+    pub(crate) fn newest_devices(&self) -> Vec<DevItem> {
         self.devices.values().filter_map(|all| all.first()).map(|(_, item)| *item).collect()
     }
 
     /// The generation of the oldest leaf that has the newest version of something.
-    pub(super) fn oldest_of_newest(&self) -> Generation {
+    pub(crate) fn oldest_of_newest(&self) -> Generation {
         let devices = self.devices.values().filter_map(|all| all.first().map(|one| one.0));
         let chunks = self.chunks.values().filter_map(|all| all.first().map(|one| one.0));
         devices.chain(chunks).min().unwrap_or(Generation(u64::MAX))
@@ -135,7 +135,7 @@ impl DescribedVersions {
     /// Chunks with which a first look at the trees is possible: the newest version of each, and
     /// what ranges of members and block groups say together. One that overlaps a newer one was
     /// removed. `devices` are the members.
-    pub(super) fn first_chunks(
+    pub(crate) fn first_chunks(
         &self,
         devices: &[DevItem],
         sector_size: u32,
@@ -174,7 +174,7 @@ impl DescribedVersions {
 /// The chunk that ranges of members and a block group describe together: each range has a whole
 /// copy. `None` for profiles that spread data over stripes, whose order they do not say, and where
 /// the two do not fit.
-pub(super) fn chunk_of_ranges(
+pub(crate) fn chunk_of_ranges(
     start: Logical,
     (length, flags): (u64, BlockGroupFlags),
     ranges: &[(u64, u64, u64)],
