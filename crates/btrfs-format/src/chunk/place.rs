@@ -61,8 +61,8 @@ impl Chunk {
     }
 
     /// The place of stripe `index` in a row of a chunk with parity, `within` bytes into it: the
-    /// index in [`Chunk::stripes`], and the offset on that device. The data stripes come first, then
-    /// P, then Q.
+    /// index in [`Chunk::stripes`], and the offset on that device. The data stripes come first,
+    /// then P, then Q.
     #[must_use]
     pub fn place_in_row(&self, row: u64, index: u64, within: u64) -> (usize, Physical) {
         let stripe = usize::try_from((index + row) % self.stripes.len() as u64)

@@ -160,7 +160,7 @@ pub(super) fn prepare(
     let purpose = ScanPurpose::Repair;
     let scan = Scan { devices: &devices, stored: &stored, options, watch, purpose };
     let (volume, state) = choose(&volumes, &|volume| scan.find(volume))?;
-    stage(staged, &stored, volume, state).map(Some)
+    stage(staged, &stored, volume, state, purpose).map(Some)
 }
 
 /// Finds the volume on `devices` to read it, when one of them has no sound superblock. `None` when
@@ -203,7 +203,7 @@ pub fn find_volume(
         },
     };
     let staged = stage_devices(devices, options)?;
-    let outcome = stage(&staged, &stored, volume, state)?.outcome;
+    let outcome = stage(&staged, &stored, volume, state, ScanPurpose::Read)?.outcome;
     Ok(Some(FoundVolume { devices: superblocks::as_devices(&staged), outcome, is_whole }))
 }
 
@@ -304,6 +304,7 @@ fn stage(
     stored: &[StoredSuperblocks],
     volume: &ScannedVolume,
     state: FoundState,
+    purpose: ScanPurpose,
 ) -> Result<ScannedState> {
     let FoundState { items, order, superblock, chunk_root, oldest, is_made } = state;
     let generation = Generation(superblock.generation.get());
@@ -312,7 +313,7 @@ fn stage(
         root
     } else {
         let lead_to = (!is_made).then_some(&*superblock);
-        chunk_tree::stage(&items, volume, devices, (generation, oldest), lead_to)?
+        chunk_tree::stage(&items, volume, devices, (generation, oldest), lead_to, purpose)?
     };
     let mut item = made::with_chunk_tree(&superblock, &items, new_root)?;
     made::stage(&item, devices, volume.checksum)?;

@@ -16,6 +16,7 @@ use offshoot_device::BlockDevice;
 use offshoot_vfs::{Code, Error, Result};
 use zerocopy::IntoBytes;
 
+use super::ScanPurpose;
 use super::found::missing;
 use super::search::ScannedVolume;
 use crate::repair::plan::no_room;
@@ -87,7 +88,8 @@ fn is_system(chunk: &Chunk) -> bool {
 
 /// Writes the tree to staged devices, as one of the transaction `generation`. `order` are the items
 /// of the devices, in their order. Blocks that are newer than `oldest_kept`, or that `lead_to`
-/// leads to, stay. Returns its root.
+/// leads to, stay. To repair a volume, all devices of the system chunks must be there. Returns the
+/// root.
 ///
 /// # Errors
 /// `ENOSPC` when there are too few places; [`Error::Unsupported`] when the only system chunks have
@@ -98,6 +100,7 @@ pub(super) fn stage(
     (staged, order): (&[Arc<StagedDevice>], &[DevItem]),
     (generation, oldest_kept): (Generation, Generation),
     lead_to: Option<&SuperblockItem>,
+    purpose: ScanPurpose,
 ) -> Result<TreeRoot> {
     let mut builder = ShapeBuilder::new(volume.node_size, 0);
     items.each(&mut |key, data| builder.push(key, data.len()))?;
@@ -116,7 +119,8 @@ pub(super) fn stage(
         owner: TreeId::CHUNK,
         level: 0,
     };
-    let mut write = |logical, bytes: &[u8]| write_block(items, (staged, order), logical, bytes);
+    let mut write =
+        |logical, bytes: &[u8]| write_block(items, (staged, order), (logical, bytes), purpose);
     let blocks = (volume.node_size, volume.checksum);
     let mut loader = TreeLoader::new(blocks, identity, (&shape, places), &mut write);
     items.each(&mut |key, data| loader.push(key, data))?;
@@ -195,12 +199,12 @@ fn home<'i>(
     Ok(system)
 }
 
-/// Writes a block to all its places that are on given devices.
+/// Writes a block to all its places; to be read, to those that are on given devices.
 fn write_block(
     items: &ChunkTreeItems,
     (staged, order): (&[Arc<StagedDevice>], &[DevItem]),
-    logical: Logical,
-    bytes: &[u8],
+    (logical, bytes): (Logical, &[u8]),
+    purpose: ScanPurpose,
 ) -> Result<()> {
     let chunk = items.chunks.iter().find(|chunk| (chunk.start..chunk.end()).contains(&logical));
     let no_chunk = || Error::corrupt_at(offshoot_vfs::Structure::Chunk, logical.0, "no chunk");
@@ -210,20 +214,20 @@ fn write_block(
         let run = chunk.run(at, rest.len() as u64).ok_or_else(no_chunk)?;
         let len = usize::try_from(run.len).unwrap_or(usize::MAX);
         let (part, behind) = rest.split_at_checked(len).ok_or_else(no_chunk)?;
-        let (mut is_written, mut absent) = (false, 0);
+        let (mut is_written, mut absent) = (false, None);
         for (stripe, physical) in run.copies {
             let id = chunk.stripes.get(stripe).map(|stripe| stripe.device.0);
             let device = order.iter().position(|item| Some(item.devid.get()) == id);
-            let Some(device) = device.and_then(|index| staged.get(index)) else {
-                absent = id.unwrap_or_default();
-                continue;
-            };
-            BlockDevice::write_at(&**device, physical.0, part)
-                .map_err(|e| Error::io("a block of the chunk tree", e))?;
-            is_written = true;
+            if let Some(device) = device.and_then(|index| staged.get(index)) {
+                BlockDevice::write_at(&**device, physical.0, part)
+                    .map_err(|e| Error::io("a block of the chunk tree", e))?;
+                is_written = true;
+            } else {
+                absent = id;
+            }
         }
-        if !is_written {
-            return Err(missing(absent));
+        if let Some(id) = absent.filter(|_| !is_written || purpose == ScanPurpose::Repair) {
+            return Err(missing(id));
         }
         at.0 += run.len;
         rest = behind;

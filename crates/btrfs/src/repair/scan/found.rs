@@ -188,10 +188,11 @@ impl<'s> Scan<'s> {
         let devices = (&staged[..], &draft.order[..]);
         let generations = (Generation(item.generation.get()), draft.oldest);
         let lead_to = draft.known.as_ref().map(|known| &*known.item);
-        let root = match chunk_root {
-            Some(root) => root,
-            None => chunk_tree::stage(&draft.items, draft.scanned, devices, generations, lead_to)?,
+        let made = || {
+            let (items, scanned) = (&draft.items, draft.scanned);
+            chunk_tree::stage(items, scanned, devices, generations, lead_to, self.purpose)
         };
+        let root = chunk_root.map_or_else(made, Ok)?;
         let item = made::with_chunk_tree(item, &draft.items, root)?;
         made::stage(&item, devices, draft.scanned.checksum)?;
         check::open(superblocks::as_devices(&staged), None, &self.options.check, self.watch)

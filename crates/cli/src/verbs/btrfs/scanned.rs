@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::exit::{InVolume, VerbFailure};
 
-/// The failure of a verb that has searched. If nothing was found, there is no use in another search.
+/// The failure of a verb that has searched. If nothing was found, another search is no next step.
 pub(super) fn failure(volume: &Path, error: Error) -> VerbFailure {
     if error.code() == Code::NoVolume {
         return VerbFailure::Refused(InVolume(volume, &error).to_string());
