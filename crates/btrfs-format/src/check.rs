@@ -120,6 +120,24 @@ fn bad(problem: String) -> Malformed {
 /// # Errors
 /// The first fault, with the expected and the found value.
 pub fn verify(bytes: &[u8], geometry: &Geometry, logical: Logical) -> Result<(), Malformed> {
+    let header = verify_identity(bytes, geometry, logical)?;
+    if header.level == 0 {
+        verify_leaf(bytes, header, geometry)
+    } else {
+        verify_node(bytes, header, geometry)
+    }
+}
+
+/// Checks what [`verify`] checks first: the length of the block in `bytes`, its checksum and its
+/// header. What it holds may be anything.
+///
+/// # Errors
+/// The first fault, with the expected and the found value.
+pub fn verify_identity<'b>(
+    bytes: &'b [u8],
+    geometry: &Geometry,
+    logical: Logical,
+) -> Result<&'b BlockHeader, Malformed> {
     if bytes.len() != geometry.node_size as usize {
         return Err(bad(format!(
             "{} bytes, not the {} of a node",
@@ -134,11 +152,22 @@ pub fn verify(bytes: &[u8], geometry: &Geometry, logical: Logical) -> Result<(),
         return Err(bad(format!("checksum {computed} expected, {} found", hex(stored))));
     }
     verify_header(header, geometry, logical)?;
-    if header.level == 0 {
-        verify_leaf(bytes, header, geometry)
-    } else {
-        verify_node(bytes, header, geometry)
-    }
+    Ok(header)
+}
+
+/// Checks the contents of one item of a leaf against its key, without those beside it. `slot` is
+/// its place in the leaf that `header` is of.
+///
+/// # Errors
+/// The first fault, with slot and key.
+pub fn verify_item(
+    geometry: &Geometry,
+    header: &BlockHeader,
+    slot: usize,
+    (key, data): (Key, &[u8]),
+) -> Result<(), Malformed> {
+    let (owner, generation) = (header.owner(), header.generation.get());
+    item::ItemContext { geometry, owner, generation, slot, key, data, previous: None }.verify()
 }
 
 /// The highest generation that a block of the tree `owner` may have.

@@ -58,6 +58,22 @@ pub mod file_type {
             FileType::Symlink => SYMLINK,
         }
     }
+
+    /// The file type with this value; `None` when there is none.
+    #[must_use]
+    pub fn from_value(value: u8) -> Option<offshoot_vfs::FileType> {
+        use offshoot_vfs::FileType;
+        Some(match value & !ENCRYPTED {
+            REG_FILE => FileType::Regular,
+            DIR => FileType::Directory,
+            CHRDEV => FileType::CharDevice,
+            BLKDEV => FileType::BlockDevice,
+            FIFO => FileType::Fifo,
+            SOCK => FileType::Socket,
+            SYMLINK => FileType::Symlink,
+            _ => return None,
+        })
+    }
 }
 
 /// The longest name of a directory entry or extended attribute, in bytes.

@@ -67,6 +67,23 @@ pub mod inode_flags {
     pub const ROOT_ITEM_INIT: u64 = 1 << 31;
     pub const VERITY: u64 = 1 << 32;
 
+    /// All flags that do not keep a reader from an inode: the known ones of the low half, and the
+    /// high half.
+    pub const READABLE: u64 = NODATASUM
+        | NODATACOW
+        | READONLY
+        | NOCOMPRESS
+        | PREALLOC
+        | SYNC
+        | IMMUTABLE
+        | APPEND
+        | NODUMP
+        | NOATIME
+        | DIRSYNC
+        | COMPRESS
+        | ROOT_ITEM_INIT
+        | 0xffff_ffff_0000_0000;
+
     /// The names of the flags that are set.
     #[must_use]
     pub fn names(flags: u64) -> Vec<&'static str> {

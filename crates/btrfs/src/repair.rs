@@ -8,7 +8,8 @@
 //! scan              only if asked for: superblocks and chunk tree from all tree blocks
 //! accept            data of chosen files that gets other checksums
 //! check             what is wrong, and what of it can be repaired
-//! cut               what cannot be used of subvolumes that the user has named
+//! cut, leaves       what cannot be used of subvolumes that the user has named, and what is saved
+//! overlaps          extents of files that overlap or are damaged, if the user has chosen that
 //! files             names, entries and counts mended by copy on write
 //! subvolumes        the same for links of subvolumes, their entries and UUIDs
 //! walk              all references of all trees, with the mended files
@@ -35,6 +36,8 @@ mod extents;
 mod files;
 mod findings;
 mod free_space;
+mod leaves;
+mod overlaps;
 mod plan;
 mod quotas;
 mod roots;
@@ -61,6 +64,7 @@ use offshoot_vfs::{Code, Errno, Error, Result};
 
 use crate::check::{self, CheckOptions, CheckOutcome, CheckWatch, CheckedVolume, ReachedVolume};
 use accept::Acceptance;
+use cut::TornSubvolumes;
 use extents::ExtentForm;
 use plan::{ItemMap, PlacedTrees, RepairPlan, RepairScope};
 use quotas::{QuotaChanges, Recount};
@@ -75,6 +79,7 @@ use crate::tree::Blocks as _;
 pub use accept::{AcceptedData, AcceptedRange, FileOfAcceptedData};
 pub use cut::{CutOff, CutOffBlock, CutOffFile, SubvolumeName};
 pub use findings::RepairClass;
+pub use overlaps::{FileWithChanges, ItemChange, ItemChanges};
 pub use scan::{FoundVolume, ScanOptions, ScanOutcome, find_volume};
 
 /// The most rounds in which files are mended. A round is needed for each 10,000 findings.
@@ -91,7 +96,8 @@ const KEPT: CompatRo = CompatRo::FREE_SPACE_TREE
 pub struct RepairOptions {
     /// Memory and scratch files of the checks that belong to a repair.
     pub check: CheckOptions,
-    /// What may be repaired. Empty for everything that is safe.
+    /// What may be repaired. Empty for everything that is safe. With [`RepairClass::Overlaps`],
+    /// everything that is safe is repaired as well.
     pub classes: Vec<RepairClass>,
     /// Files whose data is accepted as it is on the devices, by their paths from the top level of
     /// the volume: data that does not fit its checksum gets another checksum.
@@ -99,7 +105,7 @@ pub struct RepairOptions {
     /// Whether all devices are searched when superblocks or the chunk tree cannot be used.
     pub scan: Option<ScanOptions>,
     /// Subvolumes of which blocks that cannot be used are cut off. With any of them, everything
-    /// that is safe is repaired, whatever the classes say.
+    /// that is safe is repaired, whatever the classes say, and overlaps if they are among these.
     pub cut_off: Vec<SubvolumeName>,
     /// Whether the repair ends before anything is written to the devices.
     pub is_dry_run: bool,
@@ -125,6 +131,8 @@ pub struct RepairOutcome {
     pub blocks: u64,
     /// What is cut off subvolumes.
     pub cut_off: Vec<CutOff>,
+    /// What has changed in items that overlap or are damaged.
+    pub overlaps: ItemChanges,
     /// Whether the devices were written.
     pub is_written: bool,
 }
@@ -151,8 +159,9 @@ pub fn repair_btrfs(
     if let Some(scanned) = &scanned {
         scanned.add_findings(&mut before);
     }
-    let chosen = if options.cut_off.is_empty() { &options.classes[..] } else { &[] };
-    let classes = findings::classes(&before, chosen, scanned.is_some())?;
+    let mut chosen = options.classes.clone();
+    chosen.retain(|class| options.cut_off.is_empty() || !class.is_safe());
+    let classes = findings::classes(&before, &chosen, scanned.is_some())?;
     let mut outcome = RepairOutcome {
         scanned: scanned.as_ref().map(|scanned| scanned.outcome.clone()),
         before,
@@ -162,6 +171,7 @@ pub fn repair_btrfs(
         trees: Vec::new(),
         blocks: 0,
         cut_off: Vec::new(),
+        overlaps: ItemChanges::default(),
         is_written: false,
     };
     if outcome.classes.is_empty() && accepted.edits.is_empty() && options.cut_off.is_empty() {
@@ -176,6 +186,7 @@ pub fn repair_btrfs(
     let after = check::check_btrfs(superblocks::as_devices(&staged), &options.check, watch)?;
     findings::require_repaired(&task.known, &after, &task.classes)?;
     (outcome.classes, outcome.cut_off) = (task.classes, task.cut_off);
+    outcome.overlaps = task.changes;
     outcome.trees = placed.trees.iter().map(|tree| tree.id).collect();
     outcome.blocks = placed.blocks();
     outcome.after = Some(after);
@@ -299,7 +310,9 @@ fn stage_trees(
     let chosen = cut::chosen(&volume, &options.cut_off)?;
     let mut given_up = chosen.clone();
     given_up.extend(task.has_bad_uuids().then_some(TreeId::UUID));
-    let (mut survey, blocks) = look(&volume, &chunks, task.scope, &given_up)?;
+    let saves_all = task.overlaps.is_chosen;
+    given_up.extend(if saves_all { cut::subvolumes(&volume) } else { Vec::new() });
+    let LookedAt { mut survey, blocks, damaged } = look(&volume, &chunks, task.scope, &given_up)?;
     let generation = Generation(volume.superblock().generation.0 + 1);
     let saved = match task.saves_old {
         SavesOld::Yes(Some(scanned)) => saved::items(&scanned.old_state(), generation, blocks),
@@ -311,9 +324,11 @@ fn stage_trees(
     let old = volume.superblock().item.clone();
     let base = RepairBase { old, generation, chunk_tree_uuid, chunks, saved, scope: task.scope };
     let steps = StagedSteps { staged, options, base: &base, watch };
-    if !chosen.is_empty() {
+    let saved = damaged.into_iter().filter(|id| saves_all && id.is_subvolume()).collect();
+    let torn = TornSubvolumes { chosen: &chosen, saved: &saved };
+    if !chosen.is_empty() || !saved.is_empty() {
         cut::keep_off_known(&volume, &base.chunks, &mut survey);
-        task.cut_off = cut::stage(&volume, &survey, &base, &chosen)?;
+        task.cut_off = cut::stage(&volume, &survey, &base, &torn, &mut task.overlaps)?;
         (volume, survey) = steps.next(&survey)?;
         cut::find_lost_files(&volume, &mut task.cut_off)?;
         task.learn(steps.check()?);
@@ -325,6 +340,7 @@ fn stage_trees(
         }
         let mut step = RootStep::new(&volume, &survey, &base);
         step.apply(edits)?;
+        task.overlaps.log.take_lossy().into_iter().for_each(|id| step.forget_origin(id));
         step.finish()?;
         (volume, survey) = steps.next(&survey)?;
         if !task.are_more {
@@ -339,6 +355,7 @@ fn stage_trees(
         step.finish()?;
         (volume, survey) = steps.next(&survey)?;
     }
+    task.changes = std::mem::take(&mut task.overlaps.log).into_changes(&volume);
     let is_recounted = task.scope.recounts_quotas || task.are_files_edited;
     let quotas = base.quotas(&volume, &survey, Recount::when(is_recounted))?;
     make_anew(&volume, &survey, &base, quotas)
@@ -358,7 +375,8 @@ impl<'c> StagedSteps<'_, 'c> {
     fn next(&self, before: &SpaceSurvey) -> Result<(CheckedVolume<'c>, SpaceSurvey)> {
         let devices = superblocks::as_devices(self.staged);
         let next = check::open(devices, None, &self.options.check, self.watch)?;
-        let (mut survey, _) = look(&next, &self.base.chunks, self.base.scope, &BTreeSet::new())?;
+        let looked = look(&next, &self.base.chunks, self.base.scope, &BTreeSet::new())?;
+        let mut survey = looked.survey;
         survey.keep_off(before);
         Ok((next, survey))
     }
@@ -370,19 +388,27 @@ impl<'c> StagedSteps<'_, 'c> {
     }
 }
 
-/// Walks through all trees. Also returns how many blocks they have. The trees in `given_up` may
-/// have blocks that cannot be used.
+/// What a walk through all trees has found.
+struct LookedAt {
+    survey: SpaceSurvey,
+    /// How many blocks the trees have.
+    blocks: u64,
+    /// The trees with blocks that cannot be used.
+    damaged: BTreeSet<TreeId>,
+}
+
+/// Walks through all trees. Those in `given_up` may have blocks that cannot be used.
 fn look(
     volume: &CheckedVolume<'_>,
     chunks: &[Chunk],
     scope: RepairScope,
     given_up: &BTreeSet<TreeId>,
-) -> Result<(SpaceSurvey, u64)> {
+) -> Result<LookedAt> {
     let replaced: BTreeSet<_> = plan::replaced(volume, chunks, scope)?.into_iter().collect();
     let reached = ReachedVolume::of(volume, &survey::bounds(chunks))?;
     require_whole(volume, &reached, &replaced, given_up)?;
     let survey = survey::survey(volume, &reached, chunks, &replaced, form_of(volume))?;
-    Ok((survey, reached.blocks()))
+    Ok(LookedAt { survey, blocks: reached.blocks(), damaged: reached.damaged().clone() })
 }
 
 fn form_of(volume: &CheckedVolume<'_>) -> ExtentForm {

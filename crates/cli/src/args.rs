@@ -648,7 +648,10 @@ pub(crate) struct RepairArguments {
     /// What may be mended: superblocks, chunks (the chunk tree, with --scan), space (block groups,
     /// free space, ranges of devices), extents, files (names, entries, counts), quotas or
     /// subvolumes (links, entries, UUIDs, removals). Can be given several times. Superblocks,
-    /// space, extents and quotas are made anew even if nothing is wrong with them
+    /// space, extents and quotas are made anew even if nothing is wrong with them. One more class
+    /// is only mended if it is given, because something is lost by it: overlaps (extents of files
+    /// that overlap or are damaged, leaves with duplicate or overlapping items). All that is safe
+    /// is mended with it
     #[arg(long = "class", value_name = "CLASS", value_parser = parse_repair_class)]
     pub(crate) classes: Vec<RepairClass>,
     /// Accept the data of this file as it is on the devices: what does not fit its checksum gets
@@ -657,8 +660,9 @@ pub(crate) struct RepairArguments {
     #[arg(long, value_name = "PATH")]
     pub(crate) accept_data: Vec<OsString>,
     /// Give up what is in the blocks of this subvolume that cannot be used: an id, or a path from
-    /// the top level (/2024 for one that is called 2024). Can be given several times
-    #[arg(long, value_name = "ID|PATH", conflicts_with_all = ["undo", "confirm", "classes"])]
+    /// the top level (/2024 for one that is called 2024). Can be given several times. Of classes
+    /// only overlaps can be given with it
+    #[arg(long, value_name = "ID|PATH", conflicts_with_all = ["undo", "confirm"])]
     pub(crate) cut_off: Vec<OsString>,
     #[command(flatten)]
     pub(crate) room: CheckRoomArguments,

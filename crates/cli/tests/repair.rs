@@ -228,3 +228,51 @@ fn lost_blocks_are_cut_off_where_that_is_chosen() {
     ends(0, &["repair", "--undo", image]);
     ends(3, &["check", image]);
 }
+
+/// The name of an item is in a leaf twice: the kernel and our readers refuse the leaf.
+#[test]
+fn what_is_intact_of_a_leaf_is_kept_where_that_is_chosen() {
+    let Some(judges) = judges::require() else { return };
+    let disks = Disks::create(&judges, 1, 256);
+    disks.mkfs(&["-m", "single"]);
+    let mount = disks.mount("rw,noatime");
+    std::fs::write(mount.path().join("file"), "contents").expect("a file");
+    drop(mount);
+    let path = &disks.images()[0];
+    let image = path.to_str().expect("a plain path");
+    let bytes = std::fs::read(path).expect("an image");
+    let fsid = &bytes[65_536 + 32..65_536 + 48];
+    let file = File::options().write(true).open(path).expect("an image");
+    for at in (0..bytes.len()).step_by(4096) {
+        let is_leaf = bytes[at + 32..at + 48] == *fsid
+            && bytes[at + 88..at + 96] == 5u64.to_le_bytes()
+            && bytes[at + 100] == 0
+            && at != 65_536;
+        if is_leaf {
+            let mut leaf = bytes[at..at + 16_384].to_vec();
+            // The second item gets the key of the first one.
+            leaf.copy_within(101..101 + 17, 101 + 25);
+            let sum = crc32c(&leaf[32..]);
+            leaf[..4].copy_from_slice(&sum.to_le_bytes());
+            file.write_all_at(&leaf, at as u64).expect("it is written");
+        }
+    }
+    let said = ends(3, &["repair", image]);
+    assert!(said.contains("--dry-run --class overlaps"), "{said}");
+    ends(2, &["repair", "--class", "files", "--cut-off", "5", image]);
+    let said = ends(0, &["repair", "--dry-run", "--class", "overlaps", image]);
+    assert!(said.contains("would be dropped: /: (256 INODE_ITEM 0)"), "{said}");
+    let said = ends(0, &["repair", "--json", "--class", "overlaps", image]);
+    assert!(said.contains(r#""what":"dropped""#) && said.contains(r#""overlaps_more":false"#));
+    disks.assert_checks();
+    assert_eq!(ends(0, &["cat", &format!("{image}:/file")]), "contents");
+    ends(0, &["repair", "--undo", image]);
+    ends(3, &["check", image]);
+}
+
+/// The checksum of tree blocks, bit by bit.
+fn crc32c(bytes: &[u8]) -> u32 {
+    let step = |sum: u32| if sum & 1 == 1 { (sum >> 1) ^ 0x82f6_3b78 } else { sum >> 1 };
+    let add = |sum: u32, byte: &u8| (0..8).fold(sum ^ u32::from(*byte), |sum, _| step(sum));
+    !bytes.iter().fold(u32::MAX, add)
+}

@@ -9,23 +9,6 @@ use crate::inode::{
 use crate::key::objectid;
 use crate::{Ino, Key, TreeId};
 
-/// The known flags in the low half of the field. A reader must know all of that half; the high half
-/// is read-only compatible.
-const KNOWN_FLAGS: u64 = inode_flags::NODATASUM
-    | inode_flags::NODATACOW
-    | inode_flags::READONLY
-    | inode_flags::NOCOMPRESS
-    | inode_flags::PREALLOC
-    | inode_flags::SYNC
-    | inode_flags::IMMUTABLE
-    | inode_flags::APPEND
-    | inode_flags::NODUMP
-    | inode_flags::NOATIME
-    | inode_flags::DIRSYNC
-    | inode_flags::COMPRESS
-    | inode_flags::ROOT_ITEM_INIT;
-const INCOMPATIBLE_FLAGS: u64 = 0xffff_ffff;
-
 const S_IFMT: u32 = 0o170_000;
 const S_IFDIR: u32 = 0o040_000;
 
@@ -40,7 +23,7 @@ pub(super) fn verify_inode(item: &ItemContext<'_>) -> ItemChecked {
         item.generation("transid", inode.transid.get())?;
     }
     verify_mode(item, inode)?;
-    let unknown = inode.flags.get() & INCOMPATIBLE_FLAGS & !KNOWN_FLAGS;
+    let unknown = inode.flags.get() & !inode_flags::READABLE;
     ensure!(unknown == 0, "unknown flags {unknown:#x}");
     Ok(())
 }

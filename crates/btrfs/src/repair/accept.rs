@@ -36,8 +36,9 @@ use crate::check::{
     self, CheckWatch, CheckedVolume, DataUser, DataUsers, KeyRange, bad_data_in, used_range,
     users_of,
 };
-use checksums::StoredChecksums;
 use lookup::FoundFile;
+
+pub(super) use checksums::StoredChecksums;
 
 /// About what a new checksum takes in memory, in bytes.
 const CHECKSUM_BYTES: u64 = 64;

@@ -10,12 +10,13 @@
 //! ```
 //!
 //! 1. All subvolumes that share such a block must be chosen: a repair leaves no tree with one.
-//! 2. A subvolume of which nothing is left becomes an empty one. It keeps its name, its number and
+//! 2. Of a leaf whose checksum is right, what is intact is saved ([`leaves`](super::leaves)).
+//! 3. A subvolume of which nothing is left becomes an empty one. It keeps its name, its number and
 //!    its UUID, so everything that refers to it still does. One that was deleted becomes empty as a
 //!    whole: nothing of it is needed.
-//! 3. A subvolume that lost something is not what was sent or received any more, so it forgets that
+//! 4. A subvolume that lost something is not what was sent or received any more, so it forgets that
 //!    it was received, and counts as changed by the transaction of the repair.
-//! 4. New blocks keep off what the old extent tree has. So what is below a lost node is not written
+//! 5. New blocks keep off what the old extent tree has. So what is below a lost node is not written
 //!    over, as far as the extent tree can be read.
 
 mod losses;
@@ -33,6 +34,8 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use super::RepairBase;
 use super::editor::PrunedTree;
+use super::leaves::LeafSaver;
+use super::overlaps::OverlapStep;
 use super::roots::{RootStep, root_item};
 use super::survey::SpaceSurvey;
 use crate::check::{CheckedVolume, KeyRange, path_of_inode};
@@ -135,7 +138,7 @@ fn plain(path: &[u8]) -> Vec<u8> {
 }
 
 /// All subvolumes, deleted ones included.
-fn subvolumes(volume: &CheckedVolume<'_>) -> Vec<TreeId> {
+pub(super) fn subvolumes(volume: &CheckedVolume<'_>) -> Vec<TreeId> {
     let mut ids = Vec::new();
     volume.each_item(volume.root_tree(), KeyRange::ALL, &mut |key, _| {
         let id = TreeId(key.objectid);
@@ -232,20 +235,30 @@ pub(super) fn keep_off_known(
     survey.keep_metadata_in(&free);
 }
 
-/// Cuts off the subvolumes in `chosen` what cannot be used. Returns what that is.
+/// Subvolumes with blocks that cannot be used.
+pub(super) struct TornSubvolumes<'t> {
+    /// Those that the user has chosen: what cannot be saved of them is cut off.
+    pub(super) chosen: &'t BTreeSet<TreeId>,
+    /// Those of whose leaves all that is intact is saved.
+    pub(super) saved: &'t BTreeSet<TreeId>,
+}
+
+/// Saves what is intact in blocks that cannot be used, and cuts off the rest. Returns what is cut
+/// off.
 ///
 /// # Errors
-/// `EINVAL` when all blocks of one of them can be used; when a block cannot be written, or there is
-/// no room.
+/// When something would have to be cut off a subvolume that was not chosen; `EINVAL` when all
+/// blocks of a chosen one can be used; when a block cannot be written, or there is no room.
 pub(super) fn stage(
     volume: &CheckedVolume<'_>,
     survey: &SpaceSurvey,
     base: &RepairBase,
-    chosen: &BTreeSet<TreeId>,
+    torn: &TornSubvolumes<'_>,
+    overlaps: &mut OverlapStep,
 ) -> Result<Vec<CutOff>> {
     let mut step = RootStep::new(volume, survey, base);
-    let mut all = Vec::new();
-    for &id in chosen {
+    let (mut all, mut unsaved) = (Vec::new(), BTreeSet::new());
+    for &id in torn.chosen.union(torn.saved) {
         let Some((_, root, item)) = root_item(volume, id) else { continue };
         let mut cut = CutOff {
             subvolume: id,
@@ -256,7 +269,18 @@ pub(super) fn stage(
             files: Vec::new(),
             are_more: false,
         };
-        let pruned = step.editor.prune(root, &mut |lost| cut.add(&lost))?;
+        let mut saver = LeafSaver::new(volume, overlaps);
+        let pruned = step.editor.prune(root, &mut |lost| {
+            let items = saver.save(id, lost);
+            if items.is_none() {
+                cut.add(lost);
+            }
+            items
+        })?;
+        if cut.block_count > 0 && !torn.chosen.contains(&id) {
+            unsaved.insert(id);
+            continue;
+        }
         let new = match pruned {
             PrunedTree::InPart(new) if !item.is_dead() => new,
             PrunedTree::Whole => {
@@ -273,8 +297,11 @@ pub(super) fn stage(
             }
         };
         step.set_root(id, new, |item| forget_origin(item, base.generation));
-        all.push(cut);
+        if cut.block_count > 0 {
+            all.push(cut);
+        }
     }
+    require_chosen(volume, &unsaved, torn.chosen)?;
     step.finish()?;
     Ok(all)
 }
@@ -319,7 +346,7 @@ fn root_directory(generation: Generation, at: Timespec) -> InodeItem {
 }
 
 /// Makes a root item say that the subvolume is not what was sent or received.
-fn forget_origin(item: &mut RootItem, generation: Generation) {
+pub(super) fn forget_origin(item: &mut RootItem, generation: Generation) {
     let zeroed = RootItem::new_zeroed();
     item.ctransid = generation.0.into();
     item.received_uuid = zeroed.received_uuid;

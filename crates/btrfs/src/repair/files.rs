@@ -12,6 +12,8 @@
 //! | the name `..` of a root directory | | it is always the same |
 //! | an inode without links | the inode | the item that lists it for removal |
 //! | a range of a file without an extent | the others | an extent without data |
+//! | a mode without a type, or against what the inode has | entries, items | the type ([`kinds`]) |
+//! | extents that overlap or are damaged | the newer ones | they are cut ([`overlapping`]) |
 //!
 //! A directory gets a name from an entry only if it has no other. If another inode has the name of
 //! the entry, or the inode has another name in this place, the entry is removed.
@@ -19,8 +21,10 @@
 //! No path that can be read is taken away. Where two entries want the same place, nothing is
 //! changed, and the check names it again.
 
+mod kinds;
 mod lost;
 mod names;
+mod overlapping;
 mod rebuilt;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -38,6 +42,7 @@ use offshoot_vfs::{FileType, Result};
 use zerocopy::FromBytes;
 
 use super::editor::TreeEdits;
+use super::overlaps::OverlapStep;
 use crate::check::{
     BtrfsFinding, BtrfsFindingCode as Code, BtrfsFindingPlace, CheckedVolume, KeyRange,
 };
@@ -53,7 +58,7 @@ pub(super) struct OwnedEntry {
     pub(super) name: Vec<u8>,
 }
 
-/// The edits that mend what was found, by subvolume.
+/// The edits that mend what was found, by subvolume; extents as far as `overlaps` says.
 ///
 /// # Errors
 /// When the caller has ended the repair.
@@ -61,18 +66,33 @@ pub(super) fn edits(
     volume: &CheckedVolume<'_>,
     findings: &[BtrfsFinding],
     generation: Generation,
+    overlaps: &mut OverlapStep,
 ) -> Result<BTreeMap<TreeId, TreeEdits>> {
     let mut inodes: BTreeMap<TreeId, BTreeSet<u64>> = BTreeMap::new();
-    for finding in findings.iter().filter(|finding| is_mended(finding)) {
-        if let BtrfsFindingPlace::Inode { subvolume, ino } = finding.place {
+    let mut with_extents: BTreeSet<_> = overlaps.moved.keys().copied().collect();
+    for finding in findings {
+        let BtrfsFindingPlace::Inode { subvolume, ino } = finding.place else { continue };
+        if overlaps.is_chosen && finding.code == Code::FileExtent {
+            with_extents.insert((subvolume, ino));
+        } else if is_mended(finding) {
             inodes.entry(subvolume).or_default().insert(ino);
         }
+    }
+    for &(subvolume, ino) in &with_extents {
+        inodes.entry(subvolume).or_default().insert(ino);
     }
     let mut all = BTreeMap::new();
     for (subvolume, inodes) in inodes {
         volume.require_going_on()?;
         let Some(root) = volume.tree(subvolume) else { continue };
         let mut mender = FileMender::new(volume, root, generation);
+        for &ino in &inodes {
+            mender.mend_kind(ino);
+            if with_extents.contains(&(subvolume, ino)) {
+                volume.require_going_on()?;
+                mender.mend_extents(ino, overlaps);
+            }
+        }
         mender.mend(&inodes);
         if !mender.edits.is_empty() {
             all.insert(subvolume, mender.edits);
@@ -85,7 +105,8 @@ pub(super) fn edits(
 pub(super) fn is_mended(finding: &BtrfsFinding) -> bool {
     matches!(
         finding.code,
-        Code::LinkCount
+        Code::Inode
+            | Code::LinkCount
             | Code::Orphan
             | Code::InodeSize
             | Code::InodeBytes

@@ -25,11 +25,14 @@ pub enum RepairClass {
     Quotas,
     /// Links, entries and UUIDs of subvolumes, and the removal of deleted ones.
     Subvolumes,
+    /// Extents of files that overlap or are damaged, and leaves with duplicate or overlapping
+    /// items. Something is lost by that, so it is mended only if the caller chooses it.
+    Overlaps,
 }
 
 impl RepairClass {
     /// All classes.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Superblocks,
         Self::Chunks,
         Self::Space,
@@ -37,6 +40,7 @@ impl RepairClass {
         Self::Files,
         Self::Quotas,
         Self::Subvolumes,
+        Self::Overlaps,
     ];
 
     /// Its name, as it stands on the command line.
@@ -50,6 +54,7 @@ impl RepairClass {
             Self::Files => "files",
             Self::Quotas => "quotas",
             Self::Subvolumes => "subvolumes",
+            Self::Overlaps => "overlaps",
         }
     }
 
@@ -89,6 +94,7 @@ impl RepairClass {
                     _ => None,
                 }
             }
+            Code::FileExtent => Some(Self::Overlaps),
             Code::QuotaGroup | Code::QuotaItem => Some(Self::Quotas),
             _ if subvolumes::is_mended(finding, None) => Some(Self::Subvolumes),
             _ if files::is_mended(finding) => Some(Self::Files),
@@ -96,9 +102,15 @@ impl RepairClass {
         }
     }
 
+    /// Whether it loses nothing, so that it is part of a repair for which no class is chosen.
+    #[must_use]
+    pub fn is_safe(self) -> bool {
+        self != Self::Overlaps
+    }
+
     /// Whether its structures follow from others as a whole, so that they are right after a repair.
     fn is_derived(self) -> bool {
-        !matches!(self, Self::Files | Self::Subvolumes)
+        !matches!(self, Self::Files | Self::Subvolumes | Self::Overlaps)
     }
 
     /// Whether its structures are made anew in each repair, because they have items of all blocks.
@@ -118,13 +130,24 @@ pub(super) fn tree_of(place: &BtrfsFindingPlace) -> Option<TreeId> {
     }
 }
 
-/// The classes that mend what was found.
+/// The safe classes that mend what was found.
 pub(super) fn found_classes(outcome: &CheckOutcome) -> BTreeSet<RepairClass> {
-    outcome.findings.iter().filter_map(RepairClass::of).collect()
+    let classes = outcome.findings.iter().filter_map(RepairClass::of);
+    classes.filter(|class| class.is_safe()).collect()
+}
+
+/// Whether something was found that the class `overlaps` may mend.
+fn may_overlap(outcome: &CheckOutcome) -> bool {
+    outcome.findings.iter().any(|finding| match finding.code {
+        BtrfsFindingCode::FileExtent => true,
+        BtrfsFindingCode::TreeBlock => tree_of(&finding.place).is_some_and(TreeId::is_subvolume),
+        _ => false,
+    })
 }
 
 /// The classes of a repair: those that mend what was found, or those that the caller chose, which
-/// are made anew even if nothing is wrong with them. Chunks are mended after a scan alone.
+/// are made anew even if nothing is wrong with them. Chunks are mended after a scan alone. With
+/// overlaps, all that is safe is mended as well, because it follows from the files.
 ///
 /// # Errors
 /// `EINVAL` when something is wrong that belongs to a class that was not chosen. All structures of
@@ -139,6 +162,16 @@ pub(super) fn classes(
         found.remove(&RepairClass::Chunks);
     }
     if chosen.is_empty() {
+        return Ok(found.into_iter().collect());
+    }
+    if chosen.contains(&RepairClass::Overlaps) {
+        found.extend(chosen);
+        if !is_scanned {
+            found.remove(&RepairClass::Chunks);
+        }
+        if !may_overlap(outcome) {
+            found.remove(&RepairClass::Overlaps);
+        }
         return Ok(found.into_iter().collect());
     }
     let is_left_out = |class: &&RepairClass| class.is_always_made() && !chosen.contains(class);

@@ -46,15 +46,29 @@ impl<'s, 'c> RootStep<'s, 'c> {
         new: TreeRoot,
         change: impl FnOnce(&mut RootItem),
     ) {
+        let generation = self.base.generation.0;
+        self.change_root(id, |item| {
+            change(item);
+            item.bytenr = new.logical.0.into();
+            item.level = new.level;
+            item.generation = generation.into();
+            item.generation_v2 = generation.into();
+        });
+    }
+
+    /// Changes other fields of the root item of a tree.
+    fn change_root(&mut self, id: TreeId, change: impl FnOnce(&mut RootItem)) {
         let Some((key, _, stored)) = root_item(self.volume, id) else { return };
         let edited = self.roots.get(&key).and_then(|data| RootItem::parse(data.as_ref()?).ok());
         let mut item = edited.unwrap_or(stored);
         change(&mut item);
-        item.bytenr = new.logical.0.into();
-        item.level = new.level;
-        item.generation = self.base.generation.0.into();
-        item.generation_v2 = self.base.generation.0.into();
         self.roots.insert(key, Some(item.as_bytes().to_vec()));
+    }
+
+    /// Makes a subvolume that has lost something forget that it was sent or received.
+    pub(super) fn forget_origin(&mut self, id: TreeId) {
+        let generation = self.base.generation;
+        self.change_root(id, |item| cut::forget_origin(item, generation));
     }
 
     /// Applies edits to trees. Those of the root tree do not remove root items.

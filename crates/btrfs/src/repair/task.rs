@@ -8,6 +8,7 @@ use offshoot_vfs::Result;
 use super::cut::CutOff;
 use super::editor::TreeEdits;
 use super::findings::RepairClass;
+use super::overlaps::{ItemChanges, OverlapStep};
 use super::plan::RepairScope;
 use super::scan::ScannedState;
 use super::subvolumes::SubvolumeEdits;
@@ -40,6 +41,11 @@ pub(super) struct RepairTask<'s> {
     pub(super) are_files_edited: bool,
     /// What is cut off.
     pub(super) cut_off: Vec<CutOff>,
+    /// Whether something of a subvolume may be given up, so that all that is safe is mended.
+    gives_up: bool,
+    pub(super) overlaps: OverlapStep,
+    /// What has changed in items that overlap or are damaged.
+    pub(super) changes: ItemChanges,
 }
 
 impl<'s> RepairTask<'s> {
@@ -50,8 +56,9 @@ impl<'s> RepairTask<'s> {
         checksums: TreeEdits,
         saves_old: SavesOld<'s>,
     ) -> Self {
-        let drops_checksums =
-            !options.cut_off.is_empty() || findings::are_checksums_left(&outcome.before);
+        let is_chosen = outcome.classes.contains(&RepairClass::Overlaps);
+        let gives_up = is_chosen || !options.cut_off.is_empty();
+        let drops_checksums = gives_up || findings::are_checksums_left(&outcome.before);
         let recounts_quotas = outcome.classes.contains(&RepairClass::Quotas);
         let task = Self::without_mends(outcome.before.clone());
         let mut task = Self {
@@ -60,6 +67,8 @@ impl<'s> RepairTask<'s> {
             checksums,
             are_files_edited: !options.cut_off.is_empty(),
             classes: outcome.classes.clone(),
+            gives_up,
+            overlaps: OverlapStep { is_chosen, ..OverlapStep::default() },
             ..task
         };
         task.findings.clone_from(&outcome.before.findings);
@@ -77,15 +86,18 @@ impl<'s> RepairTask<'s> {
             findings: Vec::new(),
             are_more: false,
             cut_off: Vec::new(),
+            gives_up: false,
+            overlaps: OverlapStep::default(),
+            changes: ItemChanges::default(),
             checksums: TreeEdits::new(),
             are_files_edited: false,
         }
     }
 
-    /// Takes what a check found after a step of the repair. When something was cut off, all of it
-    /// is mended.
+    /// Takes what a check found after a step of the repair. When something was given up, all of it
+    /// is mended that is safe to mend.
     pub(super) fn learn(&mut self, found: CheckOutcome) {
-        if !self.cut_off.is_empty() {
+        if self.gives_up {
             let mut classes = findings::found_classes(&found);
             classes.extend(self.classes.drain(..));
             self.classes.extend(classes);
@@ -105,8 +117,8 @@ impl<'s> RepairTask<'s> {
         volume: &CheckedVolume<'_>,
         generation: Generation,
     ) -> Result<BTreeMap<TreeId, TreeEdits>> {
-        let mut edits = if self.classes.contains(&RepairClass::Files) {
-            files::edits(volume, &self.findings, generation)?
+        let mut edits = if self.classes.contains(&RepairClass::Files) || self.gives_up {
+            files::edits(volume, &self.findings, generation, &mut self.overlaps)?
         } else {
             BTreeMap::new()
         };
@@ -127,7 +139,7 @@ impl<'s> RepairTask<'s> {
         volume: &CheckedVolume<'_>,
         generation: Generation,
     ) -> Result<SubvolumeEdits> {
-        if self.cut_off.is_empty() && !self.classes.contains(&RepairClass::Subvolumes) {
+        if !self.gives_up && !self.classes.contains(&RepairClass::Subvolumes) {
             return Ok(SubvolumeEdits::default());
         }
         let edits = subvolumes::edits(volume, generation, self.has_bad_uuids())?;

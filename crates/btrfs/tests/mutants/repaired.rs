@@ -77,7 +77,8 @@ fn repair_one(
     };
     let Some(after) = &outcome.after else {
         counts.nothing_to_mend += 1;
-        let is_mendable = |one: &BtrfsFinding| RepairClass::of(one).is_some();
+        let is_mendable =
+            |one: &BtrfsFinding| RepairClass::of(one).is_some_and(RepairClass::is_safe);
         assert!(!outcome.before.findings.iter().any(is_mendable));
         return Ok(());
     };

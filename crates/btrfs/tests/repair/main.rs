@@ -17,8 +17,10 @@ mod derived;
 #[path = "../hostile/image.rs"]
 mod image;
 mod judged;
+mod malformed;
 #[path = "../../../btrfs-format/tests/mutation/mod.rs"]
 mod mutation;
+mod overlaps;
 #[path = "../check/quota_volumes.rs"]
 mod quota_volumes;
 mod quotas;

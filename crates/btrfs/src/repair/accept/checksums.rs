@@ -18,7 +18,7 @@ use crate::tree::TreeRoot;
 type ChecksumVisitor<'v> = dyn FnMut(Key, &[u8], Range<u64>) + 'v;
 
 /// The checksum tree of a volume.
-pub(super) struct StoredChecksums<'a, 'c> {
+pub(in crate::repair) struct StoredChecksums<'a, 'c> {
     volume: &'a CheckedVolume<'c>,
     pub(super) root: TreeRoot,
     sum_len: usize,
@@ -26,7 +26,7 @@ pub(super) struct StoredChecksums<'a, 'c> {
 }
 
 impl<'a, 'c> StoredChecksums<'a, 'c> {
-    pub(super) fn new(volume: &'a CheckedVolume<'c>, root: TreeRoot) -> Self {
+    pub(in crate::repair) fn new(volume: &'a CheckedVolume<'c>, root: TreeRoot) -> Self {
         let sum_len = volume.superblock().checksum.len();
         Self { volume, root, sum_len, sector: volume.sector_size() }
     }
@@ -59,7 +59,7 @@ impl<'a, 'c> StoredChecksums<'a, 'c> {
     ///
     /// # Errors
     /// When a block of the tree cannot be used, so that this is not known.
-    pub(super) fn missing(&self, range: &Range<u64>) -> Result<Vec<Range<u64>>> {
+    pub(in crate::repair) fn missing(&self, range: &Range<u64>) -> Result<Vec<Range<u64>>> {
         let (mut missing, mut at) = (Vec::new(), range.start);
         let is_whole = self.each_item(range, &mut |_, _, covered| {
             if covered.start > at {

@@ -1,5 +1,7 @@
 //! Cuts off a tree what cannot be used, and makes trees from items.
 //!
+//! Where something of a leaf is saved, new leaves with that come in its place.
+//!
 //! ```text
 //!        root                root'            a node above a block that cannot be used becomes a
 //!       /    \              /     \           new node without the pointer to it; a node that
@@ -26,22 +28,28 @@ pub(in crate::repair) enum PrunedTree {
     Lost,
 }
 
+/// Says what is saved of a part of a tree: items that ascend, or nothing.
+type SubtreeSaver<'s> = dyn FnMut(&LostSubtree) -> Option<Vec<(Key, Vec<u8>)>> + 's;
+
 impl TreeEditor<'_, '_> {
-    /// Cuts off the tree at `root` what cannot be used. Calls `lose` with each of these parts.
+    /// Cuts off the tree at `root` what cannot be used. Calls `save` with each of these parts.
     ///
     /// # Errors
     /// When a block cannot be written, or there is no room; when the caller has ended the repair.
     pub(in crate::repair) fn prune(
         &mut self,
         root: TreeRoot,
-        lose: &mut dyn FnMut(LostSubtree),
+        save: &mut SubtreeSaver<'_>,
     ) -> Result<PrunedTree> {
         let expected = root.expected();
         let Some(block) = self.volume.usable_block(&expected) else {
-            lose(LostSubtree { block: expected, from: Key::MIN, to: None });
-            return Ok(PrunedTree::Lost);
+            let lost = LostSubtree { block: expected, from: Key::MIN, to: None };
+            return match save(&lost) {
+                Some(items) => self.plant(root.id, &items).map(PrunedTree::InPart),
+                None => Ok(PrunedTree::Lost),
+            };
         };
-        match self.pruned(root.id, &block, None, lose)? {
+        match self.pruned(root.id, &block, None, save)? {
             None => Ok(PrunedTree::Whole),
             Some(pointers) if pointers.is_empty() => Ok(PrunedTree::Lost),
             Some(pointers) => self.grown(root.id, root.level, pointers).map(PrunedTree::InPart),
@@ -55,7 +63,7 @@ impl TreeEditor<'_, '_> {
         tree: TreeId,
         block: &TreeBlock,
         upper: Option<Key>,
-        lose: &mut dyn FnMut(LostSubtree),
+        save: &mut SubtreeSaver<'_>,
     ) -> Result<Option<Vec<NodePointer>>> {
         self.volume.require_going_on()?;
         if block.is_leaf() {
@@ -67,11 +75,14 @@ impl TreeEditor<'_, '_> {
             let next = block.pointers().get(slot + 1).map(|next| next.key.get()).or(upper);
             let Some(child) = self.volume.usable_child(block, slot, tree, next) else {
                 let expected = block.child_expected(slot, tree);
-                lose(LostSubtree { block: expected, from: pointer.key.get(), to: next });
+                let lost = LostSubtree { block: expected, from: pointer.key.get(), to: next };
+                if let Some(items) = save(&lost) {
+                    kept.append(&mut self.leaves(tree, &self.packed(&items))?);
+                }
                 is_changed = true;
                 continue;
             };
-            match self.pruned(tree, &child, next, lose)? {
+            match self.pruned(tree, &child, next, save)? {
                 None => kept.push(*pointer),
                 Some(mut new) => {
                     kept.append(&mut new);

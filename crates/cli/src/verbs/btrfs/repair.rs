@@ -1,6 +1,7 @@
 //! `offshoot repair` for btrfs: says what is wrong, what is done about it, and what is left.
 
 mod cut;
+mod overlaps;
 
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
@@ -32,6 +33,13 @@ pub(in crate::verbs) fn run(
     let check = check_options(&arguments.info.volume, &arguments.room)?;
     if arguments.classes.contains(&RepairClass::Chunks) && !arguments.search.scan {
         let what = "the class chunks is mended with --scan alone".to_owned();
+        return Err(VerbFailure::Usage(what));
+    }
+    let is_safe_chosen = arguments.classes.iter().any(|class| class.is_safe());
+    if is_safe_chosen && !arguments.cut_off.is_empty() {
+        let what = "with --cut-off all that is safe is mended: of classes only overlaps can be \
+                    given"
+            .to_owned();
         return Err(VerbFailure::Usage(what));
     }
     let paths = arguments.accept_data.iter();
@@ -174,11 +182,12 @@ fn write_summary(outcome: &RepairOutcome, rest: &[BtrfsFinding], out: &mut dyn W
     if outcome.after.is_none() {
         let what = if rest.is_empty() { "nothing is wrong" } else { "nothing of it can be mended" };
         writeln!(out, "{what}, and nothing was written")?;
-        return cut::write_choice(rest, out);
+        return write_choice(rest, out);
     }
     for cut in &outcome.cut_off {
         cut::write(cut, outcome.is_written, out)?;
     }
+    overlaps::write(&outcome.overlaps, outcome.is_written, out)?;
     let trees: Vec<_> = outcome.trees.iter().map(ToString::to_string).collect();
     let (trees, blocks) = (trees.join(", "), outcome.blocks);
     if outcome.is_written {
@@ -190,7 +199,13 @@ fn write_summary(outcome: &RepairOutcome, rest: &[BtrfsFinding], out: &mut dyn W
     if !rest.is_empty() {
         writeln!(out, "{} findings are left: get out what is needed with extract", rest.len())?;
     }
-    Ok(())
+    write_choice(rest, out)
+}
+
+/// Says with what options more could be mended.
+fn write_choice(rest: &[BtrfsFinding], out: &mut dyn Write) -> Result {
+    overlaps::write_choice(rest, out)?;
+    cut::write_choice(rest, out)
 }
 
 fn as_one_object(outcome: &RepairOutcome) -> serde_json::Value {
@@ -206,6 +221,8 @@ fn as_one_object(outcome: &RepairOutcome) -> serde_json::Value {
         "trees": outcome.trees.iter().map(|tree: &TreeId| tree.0).collect::<Vec<_>>(),
         "blocks": outcome.blocks,
         "cut_off": outcome.cut_off.iter().map(cut::as_json).collect::<Vec<_>>(),
+        "overlaps": overlaps::as_json(&outcome.overlaps),
+        "overlaps_more": outcome.overlaps.are_more,
         "written": outcome.is_written,
     })
 }
