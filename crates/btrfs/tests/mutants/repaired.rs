@@ -15,8 +15,8 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use offshoot_btrfs::{
-    BtrfsFinding, CheckOptions, ItemChanges, RepairClass, RepairOptions, RepairOutcome,
-    ScanOptions, check_btrfs, repair_btrfs, undo_repair,
+    BtrfsFinding, BtrfsFindingCode, CheckOptions, ItemChanges, RepairClass, RepairOptions,
+    RepairOutcome, ScanOptions, check_btrfs, repair_btrfs, undo_repair,
 };
 use offshoot_device::MemoryDevice;
 use offshoot_testkit::btrfs::judges;
@@ -89,9 +89,18 @@ fn repair_one(
     };
     if let Some(before) = before {
         let now = show(mutant).map_err(|error| format!("it does not open any more: {error}"))?;
-        // What was dropped was named.
+        // What was dropped was named. An inode that contradicted itself may be of another kind now.
         let is_all_kept = outcome.overlaps == ItemChanges::default();
-        let readable = before.iter().filter(|(_, reads)| reads.contents.is_ok() && is_all_kept);
+        let is_kind_sure = |path: &[u8]| {
+            let path = [b"/", path].concat();
+            let is_it = |one: &BtrfsFinding| {
+                one.code == BtrfsFindingCode::Inode && one.path.as_ref() == Some(&path)
+            };
+            !outcome.before.findings.iter().any(is_it)
+        };
+        let readable = before
+            .iter()
+            .filter(|(path, reads)| reads.contents.is_ok() && is_all_kept && is_kind_sure(path));
         for (path, reads) in readable {
             // A wrong entry may have shown a file, which is then found by its own name.
             let is_kept = now.get(path).is_some_and(|now| now.reads_as(reads))

@@ -10,6 +10,7 @@ use offshoot_btrfs_format::block::{HEADER_SIZE, LeafItem};
 use offshoot_btrfs_format::edit::ITEM_SIZE;
 use offshoot_btrfs_format::file_extent::{FileExtentHead, FileExtentTail};
 use offshoot_btrfs_format::inode::{InodeItem, inode_flags};
+use offshoot_btrfs_format::root::RootItem;
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_testkit::btrfs::fill::sync;
 use offshoot_testkit::btrfs::judges::{self, Judges};
@@ -18,7 +19,7 @@ use zerocopy::FromBytes;
 
 use crate::common::{EditedItems, checked, progs_complaints, show};
 use crate::damage::header;
-use crate::judged::{repair, repair_with, undo};
+use crate::judged::{bytes, repair, repair_with, undo};
 use crate::overlaps::{OverlapVolume, fill, options, require_same, shown};
 
 fn is_extent(key: &Key, ino: u64) -> bool {
@@ -310,6 +311,46 @@ fn snapshots_share_extents_that_overlap() {
     run("btrfs", &["subvolume", "delete", &mount.path().join("snapshot-1").display().to_string()]);
     drop(mount);
     assert_eq!(progs_complaints(made.disks()), None, "after the kernel wrote");
+}
+
+/// A snapshot that was received and has lost something does not count as received any more. An
+/// extent without length overlaps nothing, so this is no malformed leaf.
+#[test]
+fn a_received_subvolume_that_loses_an_extent_forgets_that() {
+    let Some(judges) = judges::require() else { return };
+    let made = OverlapVolume::new(&judges, "", |root| {
+        fill(root);
+        let path = root.join("snapshot").display().to_string();
+        run("btrfs", &["subvolume", "snapshot", "-r", &root.display().to_string(), &path]);
+        sync(root);
+    });
+    let is_root = |key: Key, _: &[u8]| key.item_type == ItemType::ROOT_ITEM && key.objectid == 256;
+    made.volume.edit(TreeId::ROOT, is_root, |items, slot| {
+        let item = RootItem::mut_from_prefix(&mut items[slot].1).expect("a root item").0;
+        item.received_uuid = [7; 16];
+    });
+    let ino = made.target;
+    made.edit(ino, |items| extent(items, ino).1.num_bytes = 0.into());
+    let outcome = repair_with(made.disks(), &options(false)).expect("it is mended");
+    let after = outcome.after.expect("there was something to mend");
+    assert!(after.findings.is_empty(), "{}", show(&after));
+    assert_eq!(progs_complaints(made.disks()), None);
+    let mount = made.disks().mount("ro,noatime");
+    let path = mount.path().join("snapshot").display().to_string();
+    let shown = run("btrfs", &["subvolume", "show", &path]);
+    let received = shown.lines().find(|line| line.contains("Received UUID"));
+    assert!(received.is_some_and(|line| line.trim_end().ends_with('-')), "{shown}");
+}
+
+/// The class alone makes nothing anew where nothing overlaps.
+#[test]
+fn nothing_is_written_where_nothing_overlaps() {
+    let Some(judges) = judges::require() else { return };
+    let made = volume(&judges);
+    let before = bytes(made.disks());
+    let outcome = repair_with(made.disks(), &options(false)).expect("it is checked");
+    assert!(outcome.after.is_none() && outcome.classes.is_empty(), "{:?}", outcome.classes);
+    assert!(bytes(made.disks()) == before, "nothing was written");
 }
 
 /// A file whose extents are in several leaves.
