@@ -187,8 +187,8 @@ pub(super) fn require_chosen(
         .collect();
     let what = format!(
         "blocks of the subvolumes {} cannot be used, and what they lead to is not known: get out \
-         the files with extract; a repair with {} then gives up what was in these blocks; nothing \
-         was written",
+         the files with extract; a repair with --class overlaps is enough where their checksums are \
+         right, and one with {} gives up what was in these blocks; nothing was written",
         names.join(", "),
         options.join(" ")
     );

@@ -17,6 +17,7 @@ use offshoot_btrfs_format::dir::dir_entries;
 use offshoot_btrfs_format::file_extent::{
     FileExtent, FileExtentBody, FileExtentHead, FileExtentTail, extent_type,
 };
+use offshoot_btrfs_format::inode::{InodeItem, inode_flags};
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::fill::{crowd, sync};
@@ -220,6 +221,10 @@ impl OverlapVolume {
             let is_extent =
                 |key: &Key| key.objectid == ino && key.item_type == ItemType::EXTENT_DATA;
             items.retain(|(key, _)| !is_extent(key));
+            // The kernel looks for preallocated extents only where an inode has this flag.
+            let inode = Key::new(ino, ItemType::INODE_ITEM, 0);
+            let (_, data) = items.iter_mut().find(|(key, _)| *key == inode).expect("an inode");
+            InodeItem::mut_from_bytes(data).expect("an inode").flags |= inode_flags::PREALLOC;
             let key = |block| Key::new(ino, ItemType::EXTENT_DATA, block * BLOCK);
             items.extend(extents.iter().map(|(block, item)| (key(*block), item.clone())));
             items.sort_by_key(|(key, _)| *key);

@@ -33,6 +33,9 @@ use crate::repair::overlaps::{
     newest_generation, problem_with_place,
 };
 
+/// Why an extent of what is no file is dropped.
+const FOREIGN: &str = "the inode is no file that has extents";
+
 /// What is wrong with an extent item, and what is done about it.
 enum ExtentFault {
     /// The item with other values.
@@ -49,6 +52,10 @@ impl FileMender<'_, '_> {
         let stored = self.items_of(ino, ItemType::EXTENT_DATA);
         let kind = self.type_of(ino);
         if kind.is_some_and(|kind| !matches!(kind, FileType::Regular | FileType::Symlink)) {
+            for (offset, _) in moved {
+                let key = Key::new(ino, ItemType::EXTENT_DATA, offset);
+                log.add(subvolume, ino, ItemChange::Dropped { key, problem: FOREIGN.into() });
+            }
             self.drop_foreign(ino, kind, &stored, log);
             return;
         }
@@ -93,8 +100,7 @@ impl FileMender<'_, '_> {
             return;
         }
         for &key in stored.keys() {
-            let problem = "the inode is no file that has extents".into();
-            log.add(self.root.id, ino, ItemChange::Dropped { key, problem });
+            log.add(self.root.id, ino, ItemChange::Dropped { key, problem: FOREIGN.into() });
             self.edits.insert(key, None);
         }
     }
