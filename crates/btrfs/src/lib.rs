@@ -88,8 +88,9 @@ pub use options::Mechanisms;
 pub use options::{Compress, EngineOptions, NewFiles, Rescue, RootChoice};
 pub use repair::{
     AcceptedData, AcceptedRange, CutOff, CutOffBlock, CutOffFile, FileOfAcceptedData,
-    FileWithChanges, FoundVolume, ItemChange, ItemChanges, RepairClass, RepairOptions, RepairOutcome,
-    ScanOptions, ScanOutcome, SubvolumeName, confirm_repair, find_volume, repair_btrfs, undo_repair,
+    FileWithChanges, FoundVolume, ItemChange, ItemChanges, RepairClass, RepairOptions,
+    RepairOutcome, ScanOptions, ScanOutcome, SubvolumeName, confirm_repair, find_volume,
+    repair_btrfs, undo_repair,
 };
 pub use report::{LostItems, Reporter, VolumeReport};
 pub use rescue::{FoundRoot, RootSource};

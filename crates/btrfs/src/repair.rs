@@ -309,7 +309,7 @@ fn stage_trees(
     require_repairable(&volume, &chunks)?;
     let chosen = cut::chosen(&volume, &options.cut_off)?;
     let mut given_up = chosen.clone();
-    given_up.extend(task.has_bad_uuids().then_some(TreeId::UUID));
+    given_up.extend(task.bad_trees());
     let saves_all = task.overlaps.is_chosen;
     given_up.extend(if saves_all { cut::subvolumes(&volume) } else { Vec::new() });
     let LookedAt { mut survey, blocks, damaged } = look(&volume, &chunks, task.scope, &given_up)?;

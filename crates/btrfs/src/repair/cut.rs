@@ -1,4 +1,4 @@
-//! Cuts off subvolumes the blocks that cannot be used, where the user has chosen that.
+//! Cuts off trees the blocks that cannot be used, where the user has chosen that.
 //!
 //! What such a block leads to is not known, so a repair is refused while there is one. Of a
 //! subvolume that the user names, the node above loses its pointer, and everything else stays:
@@ -16,7 +16,10 @@
 //!    whole: nothing of it is needed.
 //! 4. A subvolume that lost something is not what was sent or received any more, so it forgets that
 //!    it was received, and counts as changed by the transaction of the repair.
-//! 5. New blocks keep off what the old extent tree has. So what is below a lost node is not written
+//! 5. Data whose checksums were in a lost block has none, and the check names its files. Of the
+//!    quota tree limits are lost, and the numbers are counted anew ([`quotas`](super::quotas)).
+//!    Without the item that says which quotas they are, there are none any more.
+//! 6. New blocks keep off what the old extent tree has. So what is below a lost node is not written
 //!    over, as far as the extent tree can be read.
 
 mod losses;
@@ -27,6 +30,7 @@ use std::ops::{ControlFlow, Range};
 use offshoot_btrfs_format::chunk::Chunk;
 use offshoot_btrfs_format::encode::inode_ref;
 use offshoot_btrfs_format::inode::{InodeItem, Timespec};
+use offshoot_btrfs_format::quota::STATUS_KEY;
 use offshoot_btrfs_format::root::RootItem;
 use offshoot_btrfs_format::{Generation, Ino, ItemType, Key, Logical, TreeId};
 use offshoot_vfs::{Errno, Error, Result, Structure};
@@ -39,7 +43,7 @@ use super::overlaps::OverlapStep;
 use super::roots::{RootStep, root_item};
 use super::survey::SpaceSurvey;
 use crate::check::{CheckedVolume, KeyRange, path_of_inode};
-use crate::tree::LostSubtree;
+use crate::tree::{LostSubtree, TreeRoot};
 
 pub(super) use losses::find as find_lost_files;
 
@@ -55,11 +59,11 @@ pub enum SubvolumeName {
     Path(Vec<u8>),
 }
 
-/// What a repair cuts off a subvolume.
+/// What a repair cuts off a subvolume, or off the checksum tree or quota tree.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct CutOff {
-    /// The subvolume.
+    /// The subvolume or other tree.
     pub subvolume: TreeId,
     /// Its path from the top level of the volume, if it has one.
     pub path: Option<Vec<u8>>,
@@ -67,7 +71,8 @@ pub struct CutOff {
     pub blocks: Vec<CutOffBlock>,
     /// How many blocks are lost, without those below a lost node.
     pub block_count: u64,
-    /// Whether nothing is left, so that it becomes an empty subvolume.
+    /// Whether nothing is left, so that it becomes an empty subvolume, no data has a checksum, or
+    /// quotas are off.
     pub is_emptied: bool,
     /// The first 10,000 files that have lost something, as far as that is known.
     pub files: Vec<CutOffFile>,
@@ -99,15 +104,15 @@ pub struct CutOffFile {
     pub is_gone: bool,
 }
 
-/// The subvolumes that the user has chosen.
+/// The subvolumes that the user has chosen, and other trees.
 ///
 /// # Errors
-/// `ENOENT` when there is no such subvolume.
+/// `ENOENT` when there is no such subvolume or tree.
 pub(super) fn chosen(
     volume: &CheckedVolume<'_>,
     names: &[SubvolumeName],
 ) -> Result<BTreeSet<TreeId>> {
-    let subvolumes = if names.is_empty() { Vec::new() } else { subvolumes(volume) };
+    let trees = if names.is_empty() { Vec::new() } else { trees_to_cut(volume) };
     let find = |name: &SubvolumeName| {
         let is_it = |id: &TreeId| match name {
             SubvolumeName::Id(wanted) => id == wanted,
@@ -115,7 +120,7 @@ pub(super) fn chosen(
                 path_of_inode(volume, *id, Ino::ROOT_DIR.0).is_some_and(|own| own == plain(path))
             }
         };
-        let found = subvolumes.iter().copied().find(is_it);
+        let found = trees.iter().copied().find(is_it);
         found.ok_or_else(|| {
             let name = match name {
                 SubvolumeName::Id(id) => id.to_string(),
@@ -139,10 +144,15 @@ fn plain(path: &[u8]) -> Vec<u8> {
 
 /// All subvolumes, deleted ones included.
 pub(super) fn subvolumes(volume: &CheckedVolume<'_>) -> Vec<TreeId> {
+    trees_to_cut(volume).into_iter().filter(|id| id.is_subvolume()).collect()
+}
+
+/// All trees of which blocks may be cut off.
+fn trees_to_cut(volume: &CheckedVolume<'_>) -> Vec<TreeId> {
     let mut ids = Vec::new();
     volume.each_item(volume.root_tree(), KeyRange::ALL, &mut |key, _| {
         let id = TreeId(key.objectid);
-        if key.item_type == ItemType::ROOT_ITEM && id.is_subvolume() {
+        if key.item_type == ItemType::ROOT_ITEM && CutOff::is_possible(id) {
             ids.push(id);
         }
         ControlFlow::Continue(())
@@ -160,11 +170,13 @@ pub(super) fn require_chosen(
     damaged: &BTreeSet<TreeId>,
     chosen: &BTreeSet<TreeId>,
 ) -> Result<()> {
-    let (subvolumes, others): (Vec<TreeId>, Vec<TreeId>) =
-        damaged.difference(chosen).partition(|id| id.is_subvolume());
+    let (to_cut, others): (Vec<TreeId>, Vec<TreeId>) =
+        damaged.difference(chosen).partition(|id| CutOff::is_possible(**id));
     if !others.is_empty() {
         let step = if others.contains(&TreeId::CHUNK) {
             "repair --scan makes the chunk tree anew"
+        } else if others.contains(&TreeId::ROOT) {
+            "get out the files with recover; repair --scan looks for an older state that is whole"
         } else {
             "get out the files with extract"
         };
@@ -176,27 +188,30 @@ pub(super) fn require_chosen(
         );
         return Err(Error::corrupt(Structure::TreeBlock, what));
     }
-    if subvolumes.is_empty() {
+    if to_cut.is_empty() {
         return Ok(());
     }
-    let names: Vec<_> = subvolumes.iter().map(|id| shown(volume, *id)).collect();
+    let names: Vec<_> = to_cut.iter().map(|id| shown(volume, *id)).collect();
     let options: Vec<_> = damaged
         .iter()
-        .filter(|id| id.is_subvolume())
+        .filter(|id| CutOff::is_possible(**id))
         .map(|id| format!("--cut-off {}", id.0))
         .collect();
     let what = format!(
-        "blocks of the subvolumes {} cannot be used, and what they lead to is not known: get out \
-         the files with extract; a repair with --class overlaps is enough where their checksums are \
-         right, and one with {} gives up what was in these blocks; nothing was written",
+        "blocks of the trees {} cannot be used, and what they lead to is not known: get out the \
+         files with extract; a repair with --class overlaps is enough for subvolumes where their \
+         checksums are right, and one with {} gives up what was in these blocks; nothing was written",
         names.join(", "),
         options.join(" ")
     );
     Err(Error::corrupt(Structure::TreeBlock, what))
 }
 
-/// The number of a subvolume, and its path if it has one.
+/// The number of a subvolume, and its path if it has one; the name of another tree.
 fn shown(volume: &CheckedVolume<'_>, id: TreeId) -> String {
+    if !id.is_subvolume() {
+        return id.to_string();
+    }
     match path_of_inode(volume, id, Ino::ROOT_DIR.0) {
         Some(path) => format!("{} ({})", id.0, path.escape_ascii()),
         None => id.0.to_string(),
@@ -271,7 +286,7 @@ pub(super) fn stage(
         };
         let mut saver = LeafSaver::new(volume, overlaps);
         let pruned = step.editor.prune(root, &mut |lost| {
-            let items = saver.save(id, lost);
+            let items = if id.is_subvolume() { saver.save(id, lost) } else { None };
             if items.is_none() {
                 cut.add(lost);
             }
@@ -281,22 +296,36 @@ pub(super) fn stage(
             unsaved.insert(id);
             continue;
         }
-        let new = match pruned {
-            PrunedTree::InPart(new) if !item.is_dead() => new,
+        match pruned {
             PrunedTree::Whole => {
                 let what = format!(
-                    "nothing is to be cut off the subvolume {}: all its blocks can be used; \
-                     nothing was written",
+                    "nothing is to be cut off {}: all its blocks can be used; nothing was written",
                     shown(volume, id)
                 );
                 return Err(Error::posix(Errno::INVAL, what));
             }
+            PrunedTree::InPart(new) if id == TreeId::CSUM => step.set_root(id, new, |_| {}),
+            PrunedTree::InPart(new) if id == TreeId::QUOTA && has_status(volume, root) => {
+                step.set_root(id, new, |_| {});
+            }
+            _ if id == TreeId::QUOTA => {
+                cut.is_emptied = true;
+                step.remove(id);
+            }
+            PrunedTree::Lost if id == TreeId::CSUM => {
+                cut.is_emptied = true;
+                let new = step.editor.plant(id, &[])?;
+                step.set_root(id, new, |_| {});
+            }
+            PrunedTree::InPart(new) if !item.is_dead() => {
+                step.set_root(id, new, |item| forget_origin(item, base.generation));
+            }
             _ => {
                 cut.is_emptied = true;
-                step.editor.plant(id, &empty_subvolume(&item, base.generation))?
+                let new = step.editor.plant(id, &empty_subvolume(&item, base.generation))?;
+                step.set_root(id, new, |item| forget_origin(item, base.generation));
             }
-        };
-        step.set_root(id, new, |item| forget_origin(item, base.generation));
+        }
         if cut.block_count > 0 {
             all.push(cut);
         }
@@ -306,7 +335,19 @@ pub(super) fn stage(
     Ok(all)
 }
 
+/// Whether the item of a quota tree can be read that says which quotas they are.
+fn has_status(volume: &CheckedVolume<'_>, root: TreeRoot) -> bool {
+    volume.with_item(root, STATUS_KEY, |_| Some(())).is_some()
+}
+
 impl CutOff {
+    /// Whether blocks of this tree are cut off if that is chosen: subvolumes, the checksum tree and
+    /// the quota tree.
+    #[must_use]
+    pub fn is_possible(tree: TreeId) -> bool {
+        tree.is_subvolume() || matches!(tree, TreeId::CSUM | TreeId::QUOTA)
+    }
+
     fn add(&mut self, lost: &LostSubtree) {
         self.block_count += 1;
         if self.blocks.len() < MOST_BLOCKS {

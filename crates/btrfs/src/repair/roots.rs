@@ -56,6 +56,13 @@ impl<'s, 'c> RootStep<'s, 'c> {
         });
     }
 
+    /// Removes the tree `id`.
+    pub(super) fn remove(&mut self, id: TreeId) {
+        if let Some((key, _, _)) = root_item(self.volume, id) {
+            self.roots.insert(key, None);
+        }
+    }
+
     /// Changes other fields of the root item of a tree.
     fn change_root(&mut self, id: TreeId, change: impl FnOnce(&mut RootItem)) {
         let Some((key, _, stored)) = root_item(self.volume, id) else { return };

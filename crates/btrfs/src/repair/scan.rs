@@ -1,5 +1,5 @@
-//! Repairs that need a search of all devices: no superblock is sound, or the chunk tree or the
-//! system chunks of the superblock cannot be used.
+//! Repairs that need a search of all devices: no superblock is sound, or the chunk tree, the system
+//! chunks of the superblock or the root tree cannot be used.
 //!
 //! The scan makes a state that can be checked and repaired like any other, and stages it: it is the
 //! last commit, with superblocks that lead to it and with a chunk tree. The ordinary repair goes on
@@ -138,8 +138,8 @@ impl ScannedState {
     }
 }
 
-/// Finds the state of the volume and stages it. `None` when superblocks and chunk tree can be used
-/// as they are.
+/// Finds the state of the volume and stages it. `None` when superblocks, chunk tree and root tree
+/// can be used as they are.
 ///
 /// # Errors
 /// When the devices hold no volume or several, a member is missing, or what was found does not fit
@@ -230,7 +230,7 @@ fn volumes(
     Ok(volumes)
 }
 
-/// Whether superblocks and chunk tree can be used as they are.
+/// Whether superblocks, chunk tree and root tree can be used as they are.
 fn can_be_used(
     devices: &[Arc<dyn BlockDevice>],
     stored: &[StoredSuperblocks],
@@ -238,7 +238,7 @@ fn can_be_used(
     watch: &CheckWatch<'_>,
 ) -> Result<bool> {
     match check::open(devices.to_vec(), None, &options.check, watch) {
-        Ok(volume) => Ok(has_whole_chunk_tree(&volume)),
+        Ok(volume) => Ok(has_whole_chunk_tree(&volume) && has_whole_root_tree(&volume)),
         Err(error) => {
             let sound = stored.iter().filter_map(|stored| stored.sound.as_ref());
             let needed = sound.map(|one| one.item.num_devices.get()).max().unwrap_or_default();
@@ -248,6 +248,13 @@ fn can_be_used(
             if is_damage && !is_missing { Ok(false) } else { Err(error) }
         }
     }
+}
+
+/// Whether every block of the root tree can be used.
+fn has_whole_root_tree(volume: &CheckedVolume<'_>) -> bool {
+    let walked =
+        volume.each_item(volume.root_tree(), KeyRange::ALL, &mut |_, _| ControlFlow::Continue(()));
+    walked.is_whole()
 }
 
 /// Whether the chunk tree is whole, and the superblock has its system chunks.
@@ -333,6 +340,16 @@ fn stage(
         };
         let problem = "the chunk tree has lost blocks";
         findings.push(finding(BtrfsFindingCode::TreeBlock, place, problem.into()));
+    }
+    let known = stored.iter().filter_map(|stored| stored.sound.as_ref());
+    let known = known.map(|known| known.generation).max();
+    if !is_made && let Some(lost) = known.filter(|known| *known > generation) {
+        let problem = format!(
+            "the root tree of transaction {lost} has lost blocks, and that of transaction \
+             {generation} is whole"
+        );
+        let place = BtrfsFindingPlace::Tree(TreeId::ROOT);
+        findings.push(finding(BtrfsFindingCode::TreeBlock, place, problem));
     }
     let outcome = ScanOutcome {
         fsid: volume.fsid,

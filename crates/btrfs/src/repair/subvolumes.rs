@@ -11,6 +11,7 @@
 //! | a subvolume without links | | a name in `lost+found` of the top level |
 //! | a default subvolume that is not there | | the top level is the default one |
 //! | the UUID tree | the root items | its items |
+//! | the tree for data on its way, with a bad block | | it becomes empty |
 //!
 //! An orphan item of a subvolume that is not there is sound: the kernel removes it.
 
@@ -41,7 +42,7 @@ use crate::check::{
 pub(super) struct SubvolumeEdits {
     /// Edits of trees; of the root tree, too.
     pub(super) trees: BTreeMap<TreeId, TreeEdits>,
-    /// Deleted subvolumes that become empty.
+    /// Deleted subvolumes that become empty, and the tree for data on its way.
     pub(super) emptied: BTreeSet<TreeId>,
     /// The UUID tree as a whole, if a block of it is bad.
     pub(super) uuids: Option<TreeEdits>,
@@ -54,6 +55,10 @@ impl SubvolumeEdits {
     }
 }
 
+/// The trees that are made anew as a whole if one of their blocks is bad. The one for data that is
+/// relocated has nothing in it when no balance runs, and with an unfinished one there is no repair.
+pub(super) const MADE_ANEW: [TreeId; 2] = [TreeId::UUID, TreeId::DATA_RELOC];
+
 /// Whether a finding may be mended here.
 pub(super) fn is_mended(finding: &BtrfsFinding, tree: Option<TreeId>) -> bool {
     match finding.code {
@@ -63,21 +68,21 @@ pub(super) fn is_mended(finding: &BtrfsFinding, tree: Option<TreeId>) -> bool {
         | Code::UuidTree
         | Code::DeletedSubvolume
         | Code::RootItem => true,
-        Code::TreeBlock | Code::RefusedBlock => tree == Some(TreeId::UUID),
+        Code::TreeBlock | Code::RefusedBlock => tree.is_some_and(|tree| MADE_ANEW.contains(&tree)),
         Code::MissingTree => tree == Some(TreeId(objectid::ROOT_TREE_DIR)),
         _ => false,
     }
 }
 
-/// The edits that mend the subvolumes of a volume. `has_bad_uuids` says whether the UUID tree has a
-/// block that the kernel cannot use.
+/// The edits that mend the subvolumes of a volume. `bad` has those of [`MADE_ANEW`] that have a block
+/// that the kernel cannot use.
 ///
 /// # Errors
 /// When the caller has ended the repair.
 pub(super) fn edits(
     volume: &CheckedVolume<'_>,
     generation: Generation,
-    has_bad_uuids: bool,
+    bad: &BTreeSet<TreeId>,
 ) -> Result<SubvolumeEdits> {
     let items = RootTreeItems::read(volume);
     let mut edits = SubvolumeEdits::default();
@@ -97,8 +102,9 @@ pub(super) fn edits(
     mender.mend_links()?;
     mender.mend_default();
     mender.mend_strays();
-    uuids::mend(&mender, has_bad_uuids, &mut edits);
+    uuids::mend(&mender, bad.contains(&TreeId::UUID), &mut edits);
     edits.emptied.clone_from(&mender.emptied);
+    edits.emptied.extend(bad.get(&TreeId::DATA_RELOC));
     mender.finish(&mut edits.trees);
     volume.require_going_on()?;
     Ok(edits)

@@ -1,6 +1,6 @@
 //! What a repair has to do, and what it knows to be wrong.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use offshoot_btrfs_format::{Generation, TreeId};
 use offshoot_vfs::Result;
@@ -142,17 +142,22 @@ impl<'s> RepairTask<'s> {
         if !self.gives_up && !self.classes.contains(&RepairClass::Subvolumes) {
             return Ok(SubvolumeEdits::default());
         }
-        let edits = subvolumes::edits(volume, generation, self.has_bad_uuids())?;
+        let edits = subvolumes::edits(volume, generation, &self.bad_trees())?;
         self.are_files_edited |= !edits.is_empty();
         Ok(edits)
     }
 
-    /// Whether the UUID tree has a block that the kernel cannot use, and is made anew.
-    pub(super) fn has_bad_uuids(&self) -> bool {
-        let is_it = |finding: &BtrfsFinding| {
+    /// The trees that have a block that the kernel cannot use, and are made anew with the
+    /// subvolumes.
+    pub(super) fn bad_trees(&self) -> BTreeSet<TreeId> {
+        if !self.classes.contains(&RepairClass::Subvolumes) {
+            return BTreeSet::new();
+        }
+        let is_bad = |finding: &&BtrfsFinding| {
             [BtrfsFindingCode::TreeBlock, BtrfsFindingCode::RefusedBlock].contains(&finding.code)
-                && findings::tree_of(&finding.place) == Some(TreeId::UUID)
         };
-        self.classes.contains(&RepairClass::Subvolumes) && self.known.findings.iter().any(is_it)
+        let bad = self.known.findings.iter().filter(is_bad);
+        let trees = bad.filter_map(|finding| findings::tree_of(&finding.place));
+        trees.filter(|tree| subvolumes::MADE_ANEW.contains(tree)).collect()
     }
 }

@@ -309,7 +309,7 @@ fn a_degraded_volume() {
 
 /// A device that records the long ranges that it is told of, and the long reads.
 #[derive(Debug)]
-struct ToldDevice {
+struct AnnouncedDevice {
     device: Arc<dyn BlockDevice>,
     told: Mutex<Vec<Range<u64>>>,
     /// Each with the bytes that the device was told of before.
@@ -319,7 +319,7 @@ struct ToldDevice {
 /// Longer than a tree block, so it is data.
 const LONG: u64 = 64 << 10;
 
-impl Delegate for ToldDevice {
+impl Delegate for AnnouncedDevice {
     fn inner(&self) -> &dyn BlockDevice {
         &*self.device
     }
@@ -354,7 +354,7 @@ fn devices_are_told_of_data_before_it_is_read() {
         fs::write(mount.path().join("file"), vec![7; FILE]).expect("there is room");
         drop(mount);
         let told = disks.devices().into_iter().map(|device| {
-            Arc::new(ToldDevice { device, told: Mutex::default(), reads: Mutex::default() })
+            Arc::new(AnnouncedDevice { device, told: Mutex::default(), reads: Mutex::default() })
         });
         let told: Vec<_> = told.collect();
         let devices = told.iter().map(|device| Arc::clone(device) as Arc<dyn BlockDevice>);

@@ -66,7 +66,7 @@ fn files_below(dir: &Path) -> BTreeMap<u64, (String, Vec<u8>)> {
 }
 
 /// Spoils all copies of the block at an index of those that the volume had before the damage.
-fn spoil(volume: &DamagedVolume, index: usize) {
+pub(crate) fn spoil(volume: &DamagedVolume, index: usize) {
     let block = &volume.target.blocks[index];
     for &(member, offset) in &block.places {
         volume.write(member, offset, &vec![0x5a; block.bytes.len()]);
@@ -74,7 +74,11 @@ fn spoil(volume: &DamagedVolume, index: usize) {
 }
 
 /// The blocks of a tree with a level that is wanted.
-fn blocks_of(volume: &DamagedVolume, tree: u64, is_wanted: impl Fn(u8) -> bool) -> Vec<usize> {
+pub(crate) fn blocks_of(
+    volume: &DamagedVolume,
+    tree: u64,
+    is_wanted: impl Fn(u8) -> bool,
+) -> Vec<usize> {
     let is_it = |&index: &usize| {
         let header = header(&volume.target.blocks[index].bytes);
         header.owner() == TreeId(tree) && is_wanted(header.level)

@@ -20,6 +20,7 @@ mod judged;
 mod malformed;
 #[path = "../../../btrfs-format/tests/mutation/mod.rs"]
 mod mutation;
+mod other_trees;
 mod overlaps;
 #[path = "../check/quota_volumes.rs"]
 mod quota_volumes;

@@ -4,7 +4,8 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use offshoot_btrfs::{
-    BtrfsFindingCode as Code, RepairClass, RepairOptions, RepairOutcome, ScanOptions, repair_btrfs,
+    BtrfsFinding, BtrfsFindingCode as Code, BtrfsFindingPlace, RepairClass, RepairOptions,
+    RepairOutcome, ScanOptions, repair_btrfs,
 };
 use offshoot_btrfs_format::block::{BlockHeader, NodePointer};
 use offshoot_btrfs_format::edit::insert_pointers;
@@ -23,7 +24,9 @@ use crate::common::{DamagedVolume, checked, progs_complaints};
 use crate::damage::{DamageTarget, header};
 use crate::damaged::spoil_blocks;
 use crate::image::SparseImage;
-use crate::judged::{bytes, repair, require_repaired_with, shown_by_kernel};
+use crate::judged::{
+    bytes, put_back, repair, repair_with, require_repaired_with, shown_by_kernel, undo,
+};
 use crate::mutation::{index, pack, seed_of, unpack};
 
 /// A repair that may scan.
@@ -338,6 +341,40 @@ fn without_the_newest_root_the_one_before_is_found() {
     assert!(checked(damaged.disks()).findings.is_empty());
     assert_eq!(progs_complaints(damaged.disks()), None);
     drop(damaged.disks().mount("rw"));
+}
+
+/// The superblocks are sound and their root tree is lost: the commit before is whole. The label
+/// stays, and the repair is undone.
+#[test]
+fn without_the_root_tree_of_a_sound_superblock_the_commit_before_is_found() {
+    let Some(judges) = judges::require() else { return };
+    let disks = dup().make(&judges);
+    let mount = disks.mount("rw,noatime");
+    std::fs::write(mount.path().join("of the last commit"), b"lost").expect("it is written");
+    drop(mount);
+    let damaged = DamagedVolume::of(disks);
+    let disks = damaged.disks();
+    spoil_blocks(&damaged, |header| header.owner() == TreeId::ROOT);
+    assert!(!repair(disks, &[]).expect("nothing is asked for").is_written);
+    let old = bytes(disks);
+    let outcome = repair_with(disks, &scanning()).expect("the commit before is whole");
+    let scanned = outcome.scanned.expect("it was scanned");
+    assert!(scanned.newest > scanned.generation && !scanned.is_superblock_made, "{scanned:?}");
+    let is_it = |one: &BtrfsFinding| one.place == BtrfsFindingPlace::Tree(TreeId::ROOT);
+    assert!(outcome.before.findings.iter().any(is_it));
+    assert!(checked(disks).findings.is_empty());
+    assert_eq!((progs_complaints(disks), label(&damaged)), (None, "labelled".to_owned()));
+    let repaired = bytes(disks);
+    undo(disks).expect("it is undone");
+    for at in [64 << 10, 64 << 20] {
+        let place = at..at + SUPERBLOCK_SIZE;
+        assert!(bytes(disks)[0][place.clone()] == old[0][place], "the superblock at {at}");
+    }
+    put_back(disks, &repaired);
+    let mount = disks.mount("rw,noatime");
+    std::fs::write(mount.path().join("after the repair"), vec![7; 3 << 20]).expect("it is written");
+    drop(mount);
+    assert_eq!(progs_complaints(disks), None, "after the kernel wrote");
 }
 
 /// Two roots of one transaction that are both whole are refused.

@@ -35,7 +35,9 @@ type LostInodes = BTreeMap<u64, Option<(u64, Vec<u8>)>>;
 pub(in crate::repair) fn find(volume: &CheckedVolume<'_>, cuts: &mut [CutOff]) -> Result<()> {
     for cut in cuts {
         let root = volume.tree(cut.subvolume);
-        let Some(root) = root.filter(|_| !cut.is_emptied) else { continue };
+        let Some(root) = root.filter(|root| root.id.is_subvolume() && !cut.is_emptied) else {
+            continue;
+        };
         let mut inodes = torn(volume, root, &cut.blocks);
         add_gone(volume, root, &cut.blocks, &mut inodes);
         volume.require_going_on()?;

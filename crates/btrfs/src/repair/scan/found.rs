@@ -26,7 +26,7 @@ use super::agreed::ChunkWitnesses;
 use super::chunk_tree::{self, ChunkTreeItems};
 use super::search::{FoundBlock, ScannedVolume};
 use super::stored::StoredSuperblocks;
-use super::{ScanPurpose, made, members, roots};
+use super::{ScanPurpose, has_whole_root_tree, made, members, roots};
 use crate::check::{self, CheckWatch, CheckedVolume, KeyRange};
 use crate::repair::plan::member_bytes;
 use crate::repair::{RepairOptions, stage_devices, superblocks};
@@ -96,9 +96,13 @@ impl<'s> Scan<'s> {
     /// structures contradict each other.
     pub(super) fn find(&self, scanned: &ScannedVolume) -> Result<FoundState> {
         let draft = self.draft(scanned)?;
-        let (item, volume) = match &draft.known {
-            Some(known) => (known.item.clone(), self.open(&draft, &known.item)?),
-            None => self.newest_root(&draft)?,
+        let known = draft
+            .known
+            .as_ref()
+            .map(|known| self.open(&draft, &known.item).map(|volume| (known.item.clone(), volume)));
+        let (item, volume) = match known.transpose()? {
+            Some((item, volume)) if has_whole_root_tree(&volume) => (item, volume),
+            _ => self.newest_root(&draft)?,
         };
         let mut state = Self::state(&draft, item, &volume)?;
         state.show_features(scanned, &roots::trees(&volume));
@@ -198,16 +202,23 @@ impl<'s> Scan<'s> {
         check::open(superblocks::as_devices(&staged), None, &self.options.check, self.watch)
     }
 
-    /// The newest whole root: a superblock that leads to it, and the volume.
+    /// The newest whole root, which is not newer than a superblock that is known: a superblock that
+    /// leads to it, and the volume.
     fn newest_root(&self, draft: &Draft<'_>) -> Result<(Box<SuperblockItem>, CheckedVolume<'s>)> {
-        let all = draft.scanned.highest(TreeId::ROOT);
+        let mut all = draft.scanned.highest(TreeId::ROOT);
+        if let Some(known) = &draft.known {
+            all.retain(|root| root.generation <= known.generation);
+        }
         let (mut why, mut whole) = (None, Vec::<(FoundBlock, Box<SuperblockItem>)>::new());
         let mut opened = None;
         for root in all.iter().take(MOST_ROOTS) {
             if whole.first().is_some_and(|(first, _)| first.generation > root.generation) {
                 break;
             }
-            let item = Box::new(made::superblock(draft.scanned, &draft.items, root));
+            let item = Box::new(match &draft.known {
+                Some(known) => made::with_root(&known.item, root),
+                None => made::superblock(draft.scanned, &draft.items, root),
+            });
             let volume = self.open(draft, &item)?;
             match roots::why_not_whole(&volume, draft.scanned, root)? {
                 None => {
@@ -234,9 +245,12 @@ impl<'s> Scan<'s> {
                 Err(Error::corrupt(Structure::RootTree, what))
             }
             _ => {
+                let known = draft.known.as_ref();
+                let lost =
+                    known.map_or("no superblock is left", |_| "the root tree has lost blocks");
                 let what = format!(
-                    "no superblock is left, and no root of the root tree is whole ({}); nothing \
-                     was written",
+                    "{lost}, and no root of the root tree is whole ({}); nothing was written: get \
+                     the files out with recover",
                     why.unwrap_or_else(|| "no block of that tree is there".into())
                 );
                 Err(Error::corrupt(Structure::RootTree, what))

@@ -56,6 +56,18 @@ pub(super) fn superblock(
     }
 }
 
+/// The superblock `known`, made to lead to an older root. What `fsync` wrote since is lost.
+pub(super) fn with_root(known: &SuperblockItem, root: &FoundBlock) -> SuperblockItem {
+    SuperblockItem {
+        generation: root.generation.0.into(),
+        root: root.logical.0.into(),
+        root_level: root.level,
+        log_root: 0.into(),
+        log_root_level: 0,
+        ..*known
+    }
+}
+
 /// The superblock with this chunk tree.
 ///
 /// # Errors

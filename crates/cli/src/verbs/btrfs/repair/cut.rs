@@ -32,14 +32,19 @@ pub(super) fn is_cut_off(finding: &BtrfsFinding, outcome: &RepairOutcome) -> boo
         if outcome.cut_off.iter().any(|cut| cut.subvolume == tree))
 }
 
-/// Says which subvolumes have blocks that could be cut off.
+/// Says which trees have blocks that could be cut off, or what helps against lost roots.
 pub(super) fn write_choice(rest: &[BtrfsFinding], out: &mut dyn Write) -> Result {
     let lost = rest.iter().filter(|finding| finding.code == BtrfsFindingCode::TreeBlock);
     let trees = lost.filter_map(|finding| match finding.place {
-        BtrfsFindingPlace::Block { tree, .. } if tree.is_subvolume() => Some(tree),
+        BtrfsFindingPlace::Block { tree, .. } => Some(tree),
         _ => None,
     });
-    let trees: BTreeSet<_> = trees.collect();
+    let mut trees: BTreeSet<_> = trees.collect();
+    if trees.contains(&TreeId::ROOT) {
+        let step = "repair --scan looks for an older state that is whole";
+        writeln!(out, "get out the files with recover; {step}")?;
+    }
+    trees.retain(|tree| CutOff::is_possible(*tree));
     if !trees.is_empty() {
         let options: Vec<_> = trees.iter().map(|tree| format!("--cut-off {}", tree.0)).collect();
         let options = options.join(" ");
@@ -54,14 +59,15 @@ pub(super) fn write(cut: &CutOff, is_written: bool, out: &mut dyn Write) -> Resu
     let (would, becomes) =
         if is_written { ("", "is empty now") } else { ("would be ", "would become empty") };
     let name = match &cut.path {
-        Some(path) => format!("{id} ({})", Escaped(path)),
-        None => id.to_string(),
+        Some(path) => format!("subvolume {id} ({})", Escaped(path)),
+        None if cut.subvolume.is_subvolume() => format!("subvolume {id}"),
+        None => format!("tree {}", cut.subvolume),
     };
     let blocks = if count == 1 { "1 block" } else { &format!("{count} blocks") };
     if cut.is_emptied {
-        writeln!(out, "{would}cut off: {blocks} of the subvolume {name}, which {becomes}")?;
+        writeln!(out, "{would}cut off: {blocks} of the {name}, which {becomes}")?;
     } else {
-        writeln!(out, "{would}cut off: {blocks} of the subvolume {name}")?;
+        writeln!(out, "{would}cut off: {blocks} of the {name}")?;
     }
     for CutOffBlock { logical, level, first, behind } in cut.blocks.iter().take(MOST_LINES) {
         let end = behind.map_or_else(|| "its end".to_owned(), |key| key.to_string());
