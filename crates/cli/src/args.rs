@@ -621,8 +621,8 @@ fn parse_repair_class(name: &str) -> Result<RepairClass, String> {
 /// The search of the devices in a repair.
 #[derive(Args)]
 pub(crate) struct ScanArguments {
-    /// Search all devices if superblocks or the chunk tree cannot be used, and make them anew from
-    /// what is found
+    /// Search all devices if superblocks, the chunk tree or the root tree cannot be used, and make
+    /// them anew from what is found, or go back to the newest root tree that is whole
     #[arg(long)]
     pub(crate) scan: bool,
     /// The volume that a scan looks for, when the devices have blocks of several
@@ -660,8 +660,8 @@ pub(crate) struct RepairArguments {
     #[arg(long, value_name = "PATH")]
     pub(crate) accept_data: Vec<OsString>,
     /// Give up what is in the blocks of this subvolume that cannot be used: an id, or a path from
-    /// the top level (/2024 for one that is called 2024). Can be given several times. Of classes
-    /// only overlaps can be given with it
+    /// the top level (/2024 for one that is called 2024); 7 for the checksum tree, 8 for the quota
+    /// tree. Can be given several times. Of classes only overlaps can be given with it
     #[arg(long, value_name = "ID|PATH", conflicts_with_all = ["undo", "confirm"])]
     pub(crate) cut_off: Vec<OsString>,
     #[command(flatten)]

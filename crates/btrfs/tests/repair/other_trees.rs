@@ -109,7 +109,7 @@ fn quota_groups_of_lost_blocks_are_made_anew() {
             key[..8] == [0; 8] && key[8] == 240
         });
         let first = first.expect("the leaf with the status");
-        let other = leaves.iter().copied().filter(|&index| index != first).last();
+        let other = leaves.iter().copied().rfind(|&index| index != first);
         spoil(&volume, if is_first { first } else { other.expect("there are several") });
         let unchosen = repair(disks, &[]).expect("nothing is chosen");
         assert!(!unchosen.is_written);
@@ -135,7 +135,9 @@ fn the_tree_for_relocated_data_is_made_anew() {
     let before = shown_by_kernel(&disks);
     let volume = DamagedVolume::of(disks);
     let tree = TreeId::DATA_RELOC;
-    blocks_of(&volume, tree.0, |_| true).into_iter().for_each(|index| spoil(&volume, index));
+    for index in blocks_of(&volume, tree.0, |_| true) {
+        spoil(&volume, index);
+    }
     let is_it = |one: &BtrfsFinding| matches!(one.place, BtrfsFindingPlace::Block { tree: of, .. } if of == tree);
     assert!(checked(volume.disks()).findings.iter().any(is_it));
     require_repaired(volume.disks(), &[], &before);

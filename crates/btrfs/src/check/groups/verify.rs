@@ -126,7 +126,7 @@ fn slices(volume: &CheckedVolume<'_>) -> Vec<Range<u64>> {
 
 /// Data that is read at once.
 #[derive(Default)]
-struct DataPiece {
+struct ChecksummedPiece {
     start: u64,
     /// The checksums of its sectors.
     sums: Vec<u8>,
@@ -139,7 +139,7 @@ struct SliceReader<'v> {
     sum_len: usize,
     buf: Vec<u8>,
     /// The pieces that the devices were told of.
-    ahead: VecDeque<DataPiece>,
+    ahead: VecDeque<ChecksummedPiece>,
 }
 
 impl<'v> SliceReader<'v> {
@@ -153,7 +153,7 @@ impl<'v> SliceReader<'v> {
         let sum_len = self.sum_len;
         let most = usize::try_from(READ_BYTES / self.sector).unwrap_or(1).max(1) * sum_len;
         let mut stream = checksums::stream(self.volume, checksums, slice);
-        let mut piece = DataPiece::default();
+        let mut piece = ChecksummedPiece::default();
         while let Some((key, data)) = stream.item() {
             let is_checksums =
                 key.objectid == objectid::EXTENT_CSUM && key.item_type == ItemType::EXTENT_CSUM;
@@ -187,13 +187,13 @@ impl<'v> SliceReader<'v> {
     }
 
     /// The end of a piece.
-    fn end(&self, piece: &DataPiece) -> u64 {
+    fn end(&self, piece: &ChecksummedPiece) -> u64 {
         let count = piece.sums.len() / self.sum_len;
         piece.start.saturating_add(count as u64 * self.sector)
     }
 
     /// Tells the devices of a piece, and reads an earlier one if they know of enough.
-    fn announce(&mut self, piece: DataPiece, bad: &mut BadData) {
+    fn announce(&mut self, piece: ChecksummedPiece, bad: &mut BadData) {
         if piece.sums.is_empty() {
             return;
         }
@@ -207,7 +207,7 @@ impl<'v> SliceReader<'v> {
         }
     }
 
-    fn read_piece(&mut self, piece: &DataPiece, bad: &mut BadData) {
+    fn read_piece(&mut self, piece: &ChecksummedPiece, bad: &mut BadData) {
         let len = self.end(piece) - piece.start;
         let Ok(bytes) = usize::try_from(len) else { return };
         if self.buf.len() < bytes {
@@ -235,7 +235,7 @@ impl<'v> SliceReader<'v> {
     }
 
     /// Reads all copies of a piece, `bytes` long.
-    fn read_copies(&mut self, piece: &DataPiece, bytes: usize, bad: &mut BadData) {
+    fn read_copies(&mut self, piece: &ChecksummedPiece, bytes: usize, bad: &mut BadData) {
         let (volume, start) = (self.volume, Logical(piece.start));
         let buf = self.buf.get_mut(..bytes).unwrap_or_default();
         let verified =
