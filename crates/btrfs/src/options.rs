@@ -60,9 +60,10 @@ pub struct EngineOptions {
     /// How often a thread of the volume commits by itself; `None` for never, and without a thread.
     /// An interval below 1 ms counts as 1 ms.
     pub commit_interval: Option<Duration>,
-    /// Whether the calls of one thread on a new volume, without a `commit_interval`, make the same
-    /// bytes each time. Then the UUIDs of new subvolumes and snapshots follow from that of the
-    /// volume and from their ids, and a commit changes trees on one thread alone.
+    /// Whether the calls of one thread, without a `commit_interval`, make the same bytes each time
+    /// of a volume that has the same bytes before. Then the UUIDs of new subvolumes and snapshots
+    /// follow from that of the volume and from what is made, and a commit changes trees on one
+    /// thread alone.
     pub is_reproducible: bool,
     /// What is switched off or done in another way, to be measured.
     #[doc(hidden)]

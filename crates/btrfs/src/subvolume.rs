@@ -34,7 +34,7 @@ use offshoot_btrfs_format::inode::Timespec;
 use offshoot_btrfs_format::key::objectid;
 use offshoot_btrfs_format::root::{RootItem, RootRef};
 use offshoot_btrfs_format::{Generation, ItemType, Key, TreeId};
-use offshoot_vfs::FileId;
+use offshoot_vfs::{EntryPlace, FileId};
 use offshoot_vfs::{Errno, Error, Parent, Result, Structure, Timestamp};
 use uuid::Uuid;
 
@@ -55,13 +55,34 @@ pub(crate) fn derived_uuid(parts: &[&[u8]]) -> Uuid {
     uuid::Builder::from_random_bytes(bytes).into_uuid()
 }
 
-/// The UUID of a new subvolume or snapshot.
-fn new_uuid(volume: &Rooms, id: TreeId) -> Uuid {
-    if !volume.options.is_reproducible {
-        return Uuid::new_v4();
+/// What is made: a subvolume or a snapshot.
+struct MadeSubvolume<'a> {
+    id: TreeId,
+    /// The subvolume that it is a snapshot of.
+    source: Option<TreeId>,
+    /// The transaction that makes it.
+    generation: Generation,
+    place: EntryPlace<'a>,
+    at: Timestamp,
+}
+
+impl MadeSubvolume<'_> {
+    /// Its UUID. In a reproducible volume it follows from that of the volume and from what is made.
+    /// A volume gives the id of the last subvolume again when that is gone. So the transaction is a
+    /// part of it: the UUIDs of a volume are different all the same. The other parts tell copies of
+    /// one volume apart in which different things were made.
+    fn uuid(&self, volume: &Rooms) -> Uuid {
+        if !volume.options.is_reproducible {
+            return Uuid::new_v4();
+        }
+        let Self { id, source, generation, place, at } = self;
+        let numbers =
+            [id.0, source.map_or(0, |id| id.0), generation.0, place.dir.dev, place.dir.ino];
+        let numbers: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+        let time = [at.secs.to_le_bytes().as_slice(), &at.nanos.to_le_bytes()].concat();
+        let seed = volume.superblock().metadata_uuid;
+        derived_uuid(&[seed.as_bytes(), b"new subvolume", &numbers, &time, place.name])
     }
-    let seed = volume.superblock().metadata_uuid;
-    derived_uuid(&[seed.as_bytes(), &id.0.to_le_bytes(), b"new subvolume"])
 }
 
 /// The name of the entry in the root tree that leads to the default subvolume.

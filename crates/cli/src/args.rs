@@ -96,6 +96,9 @@ with `\\n`, `\\u{1b}` or `\\xff`, and `\\\\` for a backslash. In JSON strings on
 does: OFFSHOOT_LOG=debug, or OFFSHOOT_LOG=btrfs::commit=trace,fuse=debug for parts of it. \
 docs/mount.md says more. Behind a verb, -v is the option of that verb.
 
+With SOURCE_DATE_EPOCH in the environment (seconds since 1970) all changes are made at that time, and \
+a verb that changes an image makes the same bytes each time: docs/reproducible.md.
+
 Exit codes: 0 done, 1 failed, 2 wrong usage (of ls also a place that is not there), \
 3 the volume is corrupt, 4 the volume needs a \
 feature that is not supported.";

@@ -164,7 +164,7 @@ impl<'a> Volumes<'a> {
             // Only the opened disk shows that this is another name of an open volume.
             let is_for_btrfs = self.is_for_btrfs;
             let opening =
-                Opening { storing: storing.chosen(), is_for_btrfs, ..Opening::to(access) };
+                Opening { storing: storing.chosen(), is_for_btrfs, ..Opening::of_verb(access)? };
             let disk = member_disk(volume, &tree.open, &opening, true)?;
             let id = Some(disk.id);
             if let Some(opened) = self.opened.iter().filter(can).find(|opened| opened.id == id) {

@@ -20,6 +20,7 @@ use offshoot_xfs::{XfsOptions, XfsVolume};
 
 use crate::args::{OpenArguments, PlaceArguments, TreeArguments, VolumeArguments};
 use crate::disk::MemberDisk;
+use crate::edit::source_date;
 use crate::exit::{Result, VerbFailure};
 use crate::output::{Console, Escaped};
 use crate::place::VolumePath;
@@ -75,6 +76,9 @@ pub(crate) struct Opening {
     pub(crate) is_discarding: bool,
     /// Whether files are written back before each commit.
     pub(crate) flushes_on_commit: bool,
+    /// Whether the same calls make the same bytes each time: nothing is written because time
+    /// passes, or on several threads in an order of their own, and no UUID is random.
+    pub(crate) is_reproducible: bool,
     /// What the verb itself needs to read a damaged volume of btrfs.
     pub(crate) rescue: Rescue,
     /// Receives what the engine of btrfs reports, instead of `warned`.
@@ -102,12 +106,20 @@ impl Opening {
             has_tree_log: true,
             is_discarding: false,
             flushes_on_commit: false,
+            is_reproducible: false,
             rescue: Rescue::default(),
             told: None,
             warned: None,
             when_devices_are_open: None,
             before_writing: None,
         }
+    }
+
+    /// The same for a verb that does its work and ends. What it changes is reproducible when the
+    /// environment sets the time.
+    pub(crate) fn of_verb(access: Access) -> Result<Self> {
+        let is_reproducible = access == Access::Write && source_date()?.is_some();
+        Ok(Self { is_reproducible, ..Self::to(access) })
     }
 }
 
@@ -182,7 +194,7 @@ impl Session {
             let reports = KeptReports::new(None, console);
             return Ok(Self { volume, layers: Vec::new(), reports });
         }
-        let opening = Opening { is_for_btrfs: true, ..Opening::to(access) };
+        let opening = Opening { is_for_btrfs: true, ..Opening::of_verb(access)? };
         let disk = member_disk(&arguments.volume, &arguments.open, &opening, false)?;
         Self::open_with(disk, &arguments.open, opening, console)
     }
@@ -288,6 +300,10 @@ impl Session {
         if opening.commit.is_some() {
             options.commit_interval = opening.commit;
         }
+        if opening.is_reproducible {
+            options.is_reproducible = true;
+            options.commit_interval = None;
+        }
         let opened = match opening.access {
             Access::Write if !opening.is_stored => {
                 if let Some(happens) = opening.before_writing {
@@ -340,6 +356,10 @@ impl Session<XfsVolume> {
         if opening.commit.is_some() {
             options.sync_interval = opening.commit;
         }
+        if opening.is_reproducible {
+            options.is_reproducible = true;
+            options.sync_interval = None;
+        }
         let device = devices[0].clone();
         let name = device.name().to_owned();
         let volume = match opening.access {
@@ -366,7 +386,7 @@ impl AnySession {
         if arguments.open.live.is_some() {
             return Self::open_stored(arguments, console);
         }
-        let opening = Opening::to(access);
+        let opening = Opening::of_verb(access)?;
         let disk = member_disk(&arguments.volume, &arguments.open, &opening, false)?;
         Self::open_with(disk, &arguments.open, opening, console)
     }

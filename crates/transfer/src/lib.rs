@@ -26,6 +26,7 @@ pub mod host;
 pub mod stream;
 mod watch;
 pub mod xattrs;
+mod zeros;
 
 pub use failure::{Result, TransferFailure, Worst};
 pub use watch::{Hint, TransferProgress, Watcher};

@@ -17,8 +17,6 @@
 //! piece by piece. It is durable when a later [`FileSystemMut::fsync`] or [`FileSystemMut::sync`]
 //! returned.
 
-use std::hash::{BuildHasher, RandomState};
-
 use crate::{Errno, Error, FileFlags, FileId, FileSystem, FileType, Result, Timestamp};
 
 /// What a new file begins with.
@@ -383,11 +381,13 @@ pub fn make_over(
     at: Timestamp,
     make: impl Fn(EntryPlace<'_>) -> Result<()>,
 ) -> Result<()> {
-    /// One of so many random names is free.
-    const TRIES: usize = 8;
+    /// One of so many names is free. Other threads have some, and crashes may leave some behind.
+    const TRIES: usize = 1024;
     let mut result = Err(Error::posix(Errno::EXIST, "a temporary name"));
-    for _ in 0..TRIES {
-        let name = format!(".offshoot-{:016x}", RandomState::new().hash_one(0));
+    for number in 0..TRIES {
+        // The name is not random: a directory of XFS remembers it for a while, and the same calls
+        // have to make the same bytes.
+        let name = format!(".offshoot-{number:016x}");
         let temporary = EntryPlace { dir: place.dir, name: name.as_bytes() };
         result = make(temporary);
         match &result {

@@ -71,7 +71,7 @@ pub fn grow_xfs(
     let full = u64::from(found.geometry.ag_count) * u64::from(found.geometry.ag_blocks);
     for blocks in [target.min(full), target] {
         if blocks > found.geometry.blocks {
-            grow_to(device, &found, &log, blocks)?;
+            grow_to(device, &found, &log, blocks, options)?;
             (found, log) = open(device, options)?;
         }
     }
@@ -103,6 +103,7 @@ fn grow_to(
     old: &XfsSuperblock,
     log: &VolumeLog,
     blocks: u64,
+    options: &XfsOptions,
 ) -> Result<()> {
     let new = with_blocks(old, blocks)?;
     let groups = old.geometry.ag_count;
@@ -112,7 +113,9 @@ fn grow_to(
     let stop = WriteStop::new(None);
     let buffers = Arc::new(XfsBuffers::new(device.clone(), new.geometry.clone(), CACHE_BYTES));
     let disk = LogDisk::new(device, &new)?;
-    let log = XfsLog::start(disk, &log.ends, &[], &stop, &XfsLogOptions::default())?;
+    let is_in_line = options.is_reproducible;
+    let log_options = XfsLogOptions { is_in_line, ..XfsLogOptions::default() };
+    let log = XfsLog::start(disk, &log.ends, &[], &stop, &log_options)?;
     let transactions = group::begin_transactions(buffers, log, &new, &stop)?;
     let mut t = transactions.begin_step(XfsTransactionKind::Truncate, 0)?;
     let last = AgNumber(groups - 1);

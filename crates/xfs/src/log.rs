@@ -103,7 +103,7 @@ pub(crate) struct XfsLogOptions {
     /// What sizes of vectors are rounded up to.
     pub(crate) shadow_rounding: usize,
     /// The threads that reserve room push contexts and bring them home, before they wait for it; no
-    /// background thread does. Transaction ids are those of the first contexts of any log.
+    /// background thread does. Transaction ids follow from where in the ring the log begins.
     pub(crate) is_in_line: bool,
 }
 
@@ -220,7 +220,7 @@ impl XfsLog {
             throttle: ChangeSignal::default(),
             push_work: WorkSignal::default(),
             tail_work: WorkSignal::default(),
-            first_tid: if options.is_in_line { 0 } else { random_number() },
+            first_tid: if options.is_in_line { number_of(ends.head) } else { random_number() },
             is_in_line: options.is_in_line,
             stop: stop.clone(),
             counters: LogCounters::default(),
@@ -461,6 +461,12 @@ impl LogShared {
         drop(self.durable.lock());
         self.completed.notify_all();
     }
+}
+
+/// A number that follows from a position in the log, and is another one for another position.
+fn number_of(lsn: Lsn) -> u32 {
+    // The multiplier of Fibonacci hashing: near positions get numbers that are far from each other.
+    (lsn.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as u32
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "half of it is random too")]

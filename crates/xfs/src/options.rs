@@ -35,9 +35,9 @@ pub struct XfsOptions {
     /// before it writes them; an error that it finds ends all writing. Builds with debug assertions
     /// prove all by default.
     pub proves_commits: bool,
-    /// Whether the log is written only at points that calls decide, and its transaction ids are not
-    /// random. Then the calls of one thread on a new volume, without a `sync_interval`, make the
-    /// same bytes each time. After a crash such a volume must not be used.
+    /// Whether the log is written only at points that calls decide, and its transaction ids follow
+    /// from where it begins. Then the calls of one thread, without a `sync_interval`, make the same
+    /// bytes each time of a volume that has the same bytes before.
     pub is_reproducible: bool,
     /// The callback that gets an [`XfsReport`](crate::XfsReport) of each problem that did not fail
     /// a call.

@@ -113,8 +113,7 @@ struct VolumeInMemory {
     cancels: CancelledBuffers,
     intents: PendingIntents,
     pending: XfsPending,
-    /// See [`XfsOptions::proves_commits`].
-    proves_commits: bool,
+    options: XfsOptions,
 }
 
 /// Replays the log in memory, and does what it leaves to do. Returns a device that shows the volume
@@ -156,8 +155,8 @@ fn in_memory_of(
     let mut pending = intents.pending().map_err(malformed)?;
     let buffers = XfsBuffers::new(memory.clone(), geometry, CACHE_BYTES);
     pending::add_groups(&mut pending, &buffers, for_writing)?;
-    let proves_commits = options.proves_commits;
-    Ok(VolumeInMemory { device: memory, budget, cancels, intents, pending, proves_commits })
+    let options = options.clone();
+    Ok(VolumeInMemory { device: memory, budget, cancels, intents, pending, options })
 }
 
 impl VolumeInMemory {
@@ -176,7 +175,7 @@ impl VolumeInMemory {
         }
         let over = MemoryDevice::over_within(self.device.clone(), &self.budget);
         let over: Arc<dyn BlockDevice> = Arc::new(over);
-        complete::complete(&over, log, &self.intents, self.proves_commits)?;
+        complete::complete(&over, log, &self.intents, &self.options)?;
         Ok(over)
     }
 }
@@ -217,7 +216,7 @@ pub(crate) fn to_disk(
     let VolumeInMemory { cancels, intents, .. } = proof;
     let (_, counts) = replay(device, superblock, log, cancels, options)?;
     log.disk.flush()?;
-    let done = complete::complete(device, log, &intents, options.proves_commits)?;
+    let done = complete::complete(device, log, &intents, options)?;
     let (reporter, pending) = (options.reporter.as_ref(), XfsPending::default());
     tell(reporter, &XfsReport::LogReplayed { is_stored: true, pending });
     for UnlinkedLeft { ino, problem } in &done.left {

@@ -8,9 +8,9 @@ use offshoot_btrfs_format::{Generation, ItemType, Key, TreeId};
 use offshoot_vfs::{EntryPlace, Errno, Error, FileId, FileType, NewFile, Result};
 use zerocopy::{FromZeros, IntoBytes};
 
+use super::MadeSubvolume;
 use super::SubvolumeState;
 use super::items::{add_subvolume, uuids_with};
-use super::new_uuid;
 use crate::inode::Rooms;
 use crate::inode::changes::{Changes, timespec};
 use crate::inode::compression::{PROPERTY, inherited};
@@ -65,7 +65,8 @@ pub(crate) fn create(
     changes.add_entry(place, EntryTarget::subvolume(id), index, new.at)?;
     let generation = handle.generation();
     let items = directory(generation, flags, &new)?;
-    let mut item = root_item(volume, id, generation, &new)?;
+    let made = MadeSubvolume { id, source: None, generation, place, at: new.at };
+    let mut item = root_item(volume, &made, &new)?;
     let uuids = uuids_with(volume, id, &item)?;
     let is_durable = changes.is_synchronous();
     handle.all_or_stop(|| {
@@ -125,14 +126,9 @@ fn directory(generation: Generation, flags: u64, new: &NewFile) -> Result<[(Key,
 }
 
 /// The root item of a new subvolume, without the address of its root.
-fn root_item(
-    volume: &Rooms,
-    id: TreeId,
-    generation: Generation,
-    new: &NewFile,
-) -> Result<RootItem> {
+fn root_item(volume: &Rooms, made: &MadeSubvolume<'_>, new: &NewFile) -> Result<RootItem> {
     let (at, node_size) = (timespec(new.at)?, u64::from(volume.superblock().node_size));
-    let generation = generation.0.into();
+    let generation = made.generation.0.into();
     Ok(RootItem {
         inode: InodeItem {
             generation: 1.into(),
@@ -148,7 +144,7 @@ fn root_item(
         bytes_used: node_size.into(),
         refs: 1.into(),
         generation_v2: generation,
-        uuid: new_uuid(volume, id).into_bytes(),
+        uuid: made.uuid(volume).into_bytes(),
         ctransid: generation,
         otransid: generation,
         ctime: at,

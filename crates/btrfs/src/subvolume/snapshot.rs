@@ -34,7 +34,7 @@ use zerocopy::FromZeros;
 
 use super::create::{NEW_ITEMS, require_new_name};
 use super::items::{add_subvolume, change_root_item, uuids_with};
-use super::{SubvolumeState, new_uuid, require_subvolume};
+use super::{MadeSubvolume, SubvolumeState, require_subvolume};
 use crate::inode::changes::{Changes, timespec};
 use crate::inode::entries::EntryTarget;
 use crate::inode::subvolume::{loaded, writable};
@@ -97,7 +97,8 @@ impl Snapshot<'_> {
         changes.add_entry(place, EntryTarget::subvolume(id), index, self.at)?;
         let generation = handle.generation();
         let moment = Generation(generation.0 - 1);
-        let mut item = self.root_item(&stored, new_uuid(volume, id), generation, moment)?;
+        let made = MadeSubvolume { id, source: Some(self.source), generation, place, at: self.at };
+        let mut item = self.root_item(&stored, made.uuid(volume), generation, moment)?;
         let uuids = uuids_with(volume, id, &item)?;
         let is_durable = changes.is_synchronous();
         handle.all_or_stop(|| {

@@ -30,7 +30,7 @@ use offshoot_vfs::{
 };
 
 use crate::args::{CpArguments, PreserveListArgument, ReflinkArgument};
-use crate::edit::{Aim, Volumes, joined, moment, place_in, require_one_source};
+use crate::edit::{Aim, Volumes, joined, moment, place_in, require_one_source, source_date};
 use crate::exit::{ExitStatus, Result, VerbFailure};
 use crate::interrupt;
 use crate::occupied;
@@ -62,7 +62,7 @@ pub(super) fn run(arguments: &CpArguments, out: &mut dyn Write, console: &Arc<Co
         (None, []) => return Ok(()),
     };
     let told = arguments.verbose.then(CopyOutput::start).transpose()?.map(Arc::new);
-    let manner = manner(arguments, &preserve, told.clone());
+    let mut manner = manner(arguments, &preserve, told.clone());
     if first.is_empty() {
         return Err(VerbFailure::Usage(format!("where to copy {} is missing", last.display())));
     }
@@ -75,6 +75,9 @@ pub(super) fn run(arguments: &CpArguments, out: &mut dyn Write, console: &Arc<Co
         require_one_for_stdout(arguments)?;
     }
     let target = VolumePath::parse_unless_host(last);
+    let latest = source_date()?.filter(|_| target.is_some());
+    let preserve = preserve.with_latest(latest);
+    manner.is_reproducible = latest.is_some();
     let places = sources.iter().filter_map(|side| match side {
         CopySide::Volume(place) => Some(place),
         CopySide::Host(_) | CopySide::Stream => None,

@@ -62,7 +62,9 @@ pub(super) fn run(
         let known = opened.iter().find(|(known, _)| *known == volume).map(|(_, fs)| fs.clone());
         let fs = match known {
             Some(fs) => fs,
-            None => match open_tree(&volume, &arguments.tree, Opening::to(access), console) {
+            None => match Opening::of_verb(access)
+                .and_then(|opening| open_tree(&volume, &arguments.tree, opening, console))
+            {
                 Ok(fs) => {
                     opened.push((volume.clone(), fs.clone()));
                     fs

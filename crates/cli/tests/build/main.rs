@@ -23,6 +23,8 @@ mod minimal;
 mod oci;
 #[path = "../shared/program.rs"]
 mod other_program;
+#[path = "../shared/processors.rs"]
+mod processors;
 mod refused;
 mod same;
 mod shaped;

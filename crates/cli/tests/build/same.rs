@@ -7,31 +7,20 @@
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use offshoot_testkit::fill;
 use offshoot_testkit::random::Random;
-use offshoot_testkit::run::{command, run};
+use offshoot_testkit::run::run;
 use offshoot_testkit::scratch_dir;
 use tempfile::TempDir;
 
 use super::oci::make_images;
+use super::processors::{library, shown};
 use super::{BuildJudges, BuiltMount, program, words};
 
 /// How many processors the builds of one image see, and on how many they are.
 const PROCESSORS: [(u32, &str); 5] = [(1, "0"), (2, "0-1"), (16, "0"), (4, "0-1"), (16, "0-1")];
-
-/// Tells the program a number of processors. It counts them as the standard library does.
-const SHOWN_PROCESSORS: &str = r#"
-#define _GNU_SOURCE
-#include <sched.h>
-#include <stdlib.h>
-int sched_getaffinity(pid_t pid, size_t size, cpu_set_t *set) {
-    CPU_ZERO_S(size, set);
-    for (int at = 0; at < atoi(getenv("SHOWN_PROCESSORS")); at++) CPU_SET_S(at, size, set);
-    return 0;
-}
-"#;
 
 /// What images are built from, and the library that shows a number of processors.
 struct Sources {
@@ -89,14 +78,6 @@ fn listed(dir: &Path) -> Vec<PathBuf> {
     fs::read_dir(dir).expect("a directory").map(|entry| entry.expect("an entry").path()).collect()
 }
 
-/// Makes the library.
-fn library(dir: &Path) {
-    fs::write(dir.join("shown.c"), SHOWN_PROCESSORS).expect("a file");
-    let words = ["-shared", "-fPIC", "-o", "shown.so", "shown.c"];
-    let made = command("cc").args(words).current_dir(dir).status();
-    assert!(made.expect("cc starts").success());
-}
-
 /// Some thousand files, more data than is kept in memory, files that are worth compressing, and
 /// equal ones. They are made in the order that the seed gives.
 fn tree(root: &Path, large_mib: usize, order: u64) {
@@ -132,10 +113,7 @@ fn tree(root: &Path, large_mib: usize, order: u64) {
 /// Builds `v.img`.
 fn build(dir: &Path, options: &str, processors: u32, bound: &str) {
     let line = format!("build v.img --force --uuid 0ff50007-0000-4000-8000-00000000bbbb {options}");
-    let mut command = Command::new("taskset");
-    command.args(["-c", bound]).arg(env!("CARGO_BIN_EXE_offshoot"));
-    command.env("LD_PRELOAD", dir.join("shown.so"));
-    command.env("SHOWN_PROCESSORS", processors.to_string());
+    let mut command = shown(dir, processors, bound);
     command.args(words(&line)).current_dir(dir).env("SOURCE_DATE_EPOCH", "1700000000");
     let output = command.stdin(Stdio::null()).output().expect("taskset starts");
     let said = String::from_utf8_lossy(&output.stderr);

@@ -10,6 +10,7 @@
 //! | `replaced` | an existing file stays until its replacement is complete |
 //! | `properties` | `btrfs property`, `getfattr`, `fallocate`, `filefrag` on the mount of the kernel |
 //! | `subvolume` | `btrfs check`, and the list of the kernel |
+//! | `same` | the bytes of another run of the same verb |
 //! | `scrub` | known damage, `btrfs check` |
 //! | `resize` | the length of the image, `btrfs check` |
 //! | `trim` | the allocated blocks of an image, `btrfs check` |
@@ -21,12 +22,15 @@ mod judged;
 #[path = "../shared/lines.rs"]
 mod lines;
 mod onto;
+#[path = "../shared/processors.rs"]
+mod processors;
 #[path = "../shared/program.rs"]
 mod program;
 mod properties;
 mod refused;
 mod replaced;
 mod resize;
+mod same;
 mod scrub;
 mod subvolume;
 mod trim;

@@ -6,10 +6,8 @@
 //!
 //! The time of the last access is left out, because reading a file changes it.
 //!
-//! Which ranges of a file are holes depends on the host: it reports a range with room and without
-//! contents as data as long as clean pages of it are in memory. A build that must be the same
-//! everywhere makes a hole of every sector that is all zeros, and of nothing else, when it
-//! measures, too.
+//! A build that must be the same everywhere finds the holes itself ([`zeros`](crate::zeros)), when
+//! it measures, too.
 
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
@@ -27,9 +25,9 @@ use super::entry::{
     BuildEntry, Contents, EntryKind, EntrySink, NoContents, PIECE_BYTES, SourceProblem,
     drop_second_lists, piece_len,
 };
-use super::measure::{SECTOR, SECTOR_BYTES};
 use crate::copy::{HostFile, Original, doing};
 use crate::host::Process;
+use crate::zeros::{first_nonzero_run, whole_sectors};
 use crate::{Result, TransferFailure, Watcher};
 
 /// How many files are open beside the directories on the way.
@@ -143,8 +141,6 @@ fn entry(file: &HostFile<'_>, path: &[u8]) -> VfsResult<BuildEntry> {
     };
     let has_names = attr.nlink > 1 && attr.file_type != FileType::Directory;
     let mut xattrs = file.xattrs()?;
-    // The host lists them in an order of its own.
-    xattrs.sort_unstable();
     drop_second_lists(&mut xattrs);
     Ok(BuildEntry {
         path: path.to_vec(),
@@ -257,21 +253,16 @@ impl NonzeroSectors<'_> {
             let start = usize::try_from(self.at - self.chunk_at).unwrap_or(usize::MAX);
             if start >= self.len {
                 let Some(data) = self.host.next_data(self.at)? else { return Ok(None) };
-                // The host's holes may be smaller than a sector.
-                self.at = data.start / SECTOR * SECTOR;
-                let end = data.end.next_multiple_of(SECTOR).min(self.host.size);
-                self.len = piece_len(self.at, end, self.chunk);
+                let data = whole_sectors(data, self.host.size);
+                self.at = data.start;
+                self.len = piece_len(self.at, data.end, self.chunk);
                 self.chunk_at = self.at;
                 self.host.read(self.at, self.chunk.get_mut(..self.len).unwrap_or_default())?;
                 continue;
             }
             let left = self.chunk.get(start..self.len).unwrap_or_default();
-            let is_zero = |sector: &&[u8]| sector.iter().all(|&byte| byte == 0);
-            let sectors = || left.chunks(SECTOR_BYTES);
-            let skipped: usize = sectors().take_while(is_zero).map(<[u8]>::len).sum();
-            let run = left.get(skipped..).unwrap_or_default();
-            let sectors = run.chunks(SECTOR_BYTES);
-            let len: usize = sectors.take_while(|sector| !is_zero(sector)).map(<[u8]>::len).sum();
+            let run = first_nonzero_run(left);
+            let (skipped, len) = (run.start, run.len());
             let offset = self.at + skipped as u64;
             self.at = offset + len as u64;
             if len > 0 {

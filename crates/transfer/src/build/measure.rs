@@ -4,12 +4,8 @@ use offshoot_vfs::SafeName;
 
 use super::entry::{BuildEntry, Contents, EntryKind, EntrySink};
 use crate::extract::{LinkName, LinkTable};
+use crate::zeros::SECTOR;
 use crate::{Result, TransferFailure, Watcher};
-
-/// The unit in which data is counted, and made a hole.
-pub(super) const SECTOR_BYTES: usize = 4096;
-
-pub(super) const SECTOR: u64 = SECTOR_BYTES as u64;
 
 /// What sources hold. Files that replace others are counted, too.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

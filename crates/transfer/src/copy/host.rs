@@ -16,7 +16,41 @@ use crate::host::Process;
 /// A directory that the walk is in.
 struct HostLevel<'a> {
     directory: CopyDirectoryRef<'a>,
-    entries: Dir,
+    entries: HostEntries,
+}
+
+/// What is in a directory.
+enum HostEntries {
+    /// In the order of the host.
+    Listed(Dir),
+    /// In the order of their names, and then what ended the list.
+    Sorted(std::vec::IntoIter<rustix::io::Result<DirEntry>>),
+}
+
+impl HostEntries {
+    /// The entries of `dir` in the order of their names, which are all in memory.
+    fn sorted(dir: Dir) -> Self {
+        let (mut entries, mut failure) = (Vec::new(), None);
+        for entry in dir {
+            match entry {
+                Ok(entry) => entries.push(entry),
+                Err(errno) => {
+                    failure = Some(errno);
+                    break;
+                }
+            }
+        }
+        entries.sort_unstable_by(|one, other| one.file_name().cmp(other.file_name()));
+        let all: Vec<_> = entries.into_iter().map(Ok).chain(failure.map(Err)).collect();
+        Self::Sorted(all.into_iter())
+    }
+
+    fn next(&mut self) -> Option<rustix::io::Result<DirEntry>> {
+        match self {
+            Self::Listed(dir) => dir.next(),
+            Self::Sorted(entries) => entries.next(),
+        }
+    }
 }
 
 impl<'a> HostLevel<'a> {
@@ -29,7 +63,9 @@ impl<'a> HostLevel<'a> {
     ) -> Result<Self, Error> {
         let attr = *original.attr();
         let fd = original.into_directory()?;
-        let entries = Dir::read_from(&fd).map_err(doing("reading the directory"))?;
+        let dir = Dir::read_from(&fd).map_err(doing("reading the directory"))?;
+        let is_sorted = source.into.manner.is_reproducible;
+        let entries = if is_sorted { HostEntries::sorted(dir) } else { HostEntries::Listed(dir) };
         let directory = CopyDirectoryRef::new(source, held, attr, is_new, Some(fd));
         Ok(Self { directory, entries })
     }

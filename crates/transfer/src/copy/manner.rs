@@ -19,6 +19,7 @@ pub enum Existing {
 
 /// How a copy treats the files that it meets.
 #[non_exhaustive]
+#[expect(clippy::struct_excessive_bools, reason = "each is a switch of its own")]
 pub struct Manner {
     /// What becomes of a file that has the name of a copy.
     pub existing: Existing,
@@ -29,6 +30,10 @@ pub struct Manner {
     pub is_forced: bool,
     /// Other filesystems of the host, and other subvolumes, are not entered.
     pub is_one_filesystem: bool,
+    /// The same source is copied by the same calls each time: one thread copies the files of a
+    /// directory in the order of their names, and what the host happens to have as holes makes no
+    /// difference.
+    pub is_reproducible: bool,
     /// Names that are left out, wherever they are.
     pub names: Vec<Pattern>,
     /// Paths below the source that are left out.
@@ -55,6 +60,7 @@ impl Manner {
             is_apart: false,
             is_forced: false,
             is_one_filesystem: false,
+            is_reproducible: false,
             names: Vec::new(),
             paths: Vec::new(),
             reporter: None,

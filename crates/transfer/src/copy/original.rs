@@ -41,6 +41,13 @@ pub(crate) trait Original {
         None
     }
 
+    /// Whether ranges without contents may count as data at one time and not at another. The host
+    /// reports a range with room and without contents as data as long as clean pages of it are in
+    /// memory.
+    fn has_chance_data(&self) -> bool {
+        false
+    }
+
     /// Reads data; the count is short at the end only.
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<usize>;
 
@@ -230,6 +237,10 @@ impl Original for HostFile<'_> {
         Ok(Some(start..end))
     }
 
+    fn has_chance_data(&self) -> bool {
+        true
+    }
+
     fn size_now(&self) -> Result<u64> {
         let stat = fs::fstat(self.file()?).map_err(doing("looking at it"))?;
         Ok(stat.st_size.cast_unsigned())
@@ -335,7 +346,8 @@ pub(crate) fn attr_of(stat: &Stat) -> Result<Attr> {
     })
 }
 
-/// The extended attributes that the calls give; `len` is that of the list of names.
+/// The extended attributes that the calls give, in the order of their names; `len` is that of the
+/// list of names.
 fn host_xattrs(
     len: rustix::io::Result<usize>,
     list: impl Fn(&mut [u8]) -> rustix::io::Result<usize>,
@@ -360,5 +372,7 @@ fn host_xattrs(
             Err(errno) => return Err(doing("reading an extended attribute")(errno)),
         }
     }
+    // The host lists them in an order of its own.
+    xattrs.sort_unstable();
     Ok(xattrs)
 }

@@ -35,6 +35,7 @@ pub struct Preserve {
     umask: u32,
     owner: (u32, u32),
     at: Timestamp,
+    latest: Option<Timestamp>,
 }
 
 impl Preserve {
@@ -43,7 +44,14 @@ impl Preserve {
     #[must_use]
     pub fn all_but(left_out: &[PreservedAttribute], umask: u32, at: Timestamp) -> Self {
         let owner = (process::geteuid().as_raw(), process::getegid().as_raw());
-        Self { left_out: left_out.to_vec(), umask, owner, at }
+        Self { left_out: left_out.to_vec(), umask, owner, at, latest: None }
+    }
+
+    /// The same with no time later than `latest`. The time of the last access becomes that of the
+    /// last change, because reading a file may change it.
+    #[must_use]
+    pub fn with_latest(self, latest: Option<Timestamp>) -> Self {
+        Self { latest, ..self }
     }
 
     /// Whether an attribute is kept.
@@ -65,6 +73,9 @@ impl Preserve {
         }
         if !self.keeps(PreservedAttribute::Timestamps) {
             (copy.atime, copy.mtime) = (self.at, self.at);
+        } else if let Some(latest) = self.latest {
+            copy.mtime = copy.mtime.min(latest);
+            copy.atime = copy.mtime;
         }
         if !self.keeps(PreservedAttribute::Links) {
             copy.nlink = 1;

@@ -20,6 +20,7 @@ use super::{PreservedAttribute, ReflinkMode};
 use crate::Hint;
 use crate::extract::{KnownLink, LinkName, Unapplied};
 use crate::xattrs::XattrPair;
+use crate::zeros::{first_nonzero_run, whole_sectors};
 
 /// How much is read and written at once.
 pub(super) const PIECE_BYTES: usize = 1 << 20;
@@ -412,12 +413,11 @@ fn fill(
     };
     if attr.file_type == FileType::Regular {
         let copied = match share_data(into, file, original)? {
-            Some(end) => CopiedExtent { end, is_all: true },
+            Some(end) => CopiedExtent { end, written_end: end, is_all: true },
             None => copy_data(into, file, original, buf)?,
         };
-        if copied.is_all {
-            set.size = (copied.end < attr.size).then_some(attr.size);
-        } else if original.size_now().map_err(CopyTrouble::Source)? < attr.size {
+        set.size = copied.missing_size(attr.size);
+        if !copied.is_all && original.size_now().map_err(CopyTrouble::Source)? < attr.size {
             let what = format_args!(
                 "it became shorter: {} bytes of {} were copied",
                 copied.end, attr.size
@@ -498,10 +498,20 @@ fn not_shared(error: Error) -> CopyTrouble {
 
 /// How far the data of a file was copied.
 struct CopiedExtent {
-    /// The end of what was written.
+    /// The end of what was read.
     end: u64,
-    /// Behind it is a hole, and not what the file lost while it was read.
+    /// The end of what was written: from there to `end` are zeros.
+    written_end: u64,
+    /// Behind `end` is a hole, and not what the file lost while it was read.
     is_all: bool,
+}
+
+impl CopiedExtent {
+    /// The size that the copy has to get, where what was written does not give it that.
+    fn missing_size(&self, size: u64) -> Option<u64> {
+        let end = if self.is_all { self.end.max(size) } else { self.end };
+        (end > self.written_end).then_some(end)
+    }
 }
 
 /// Copies the data, holes left out. A file that ends before its size, because something changes it
@@ -512,8 +522,11 @@ fn copy_data(
     original: &dyn Original,
     buf: &mut Vec<u8>,
 ) -> Result<CopiedExtent, CopyTrouble> {
-    let mut end = 0;
+    let finds_zeros = into.manner.is_reproducible && original.has_chance_data();
+    let size = original.attr().size;
+    let (mut end, mut written_end) = (0, 0);
     while let Some(data) = original.next_data(end).map_err(CopyTrouble::Source)? {
+        let data = if finds_zeros { whole_sectors(data, size) } else { data };
         let mut at = data.start.max(end);
         while at < data.end {
             // Cut at multiples, so that no sector is written twice.
@@ -522,27 +535,50 @@ fn copy_data(
             if buf.len() < len {
                 buf.resize(len, 0);
             }
-            let count = original.read(at, &mut buf[..len]).map_err(CopyTrouble::Source)?;
-            into.fs.write(file, at, &buf[..count], into.at).map_err(CopyTrouble::Target)?;
+            let piece = buf.get_mut(..len).unwrap_or_default();
+            let count = original.read(at, piece).map_err(CopyTrouble::Source)?;
+            let piece = piece.get(..count).unwrap_or_default();
+            let written = write_piece(into, FilePosition { file, offset: at }, piece, finds_zeros);
+            written_end = written.map_err(CopyTrouble::Target)?.unwrap_or(written_end);
             into.count_bytes(count);
             at += count as u64;
             if count < len {
                 // What knows no end may end before the size that it says.
-                return Ok(CopiedExtent {
-                    end: at,
-                    is_all: data.end == u64::MAX && at >= original.attr().size,
-                });
+                let is_all = data.end == u64::MAX && at >= size;
+                return Ok(CopiedExtent { end: at, written_end, is_all });
             }
             if into.problems.is_stopped() {
                 return Err(CopyTrouble::Stopped);
             }
         }
         end = at;
-        if end >= original.attr().size && data.end != u64::MAX {
+        if end >= size && data.end != u64::MAX {
             break;
         }
     }
-    Ok(CopiedExtent { end, is_all: true })
+    Ok(CopiedExtent { end, written_end, is_all: true })
+}
+
+/// Writes a piece of data; with `finds_zeros` without the sectors that are all zeros. Gives the end
+/// of what was written, if anything was.
+fn write_piece(
+    into: &IntoVolume<'_>,
+    at: FilePosition,
+    piece: &[u8],
+    finds_zeros: bool,
+) -> Result<Option<u64>, Error> {
+    let (mut rest, mut begin, mut written_end) = (piece, at.offset, None);
+    while !rest.is_empty() {
+        let run = if finds_zeros { first_nonzero_run(rest) } else { 0..rest.len() };
+        let data = rest.get(run.clone()).unwrap_or_default();
+        if !data.is_empty() {
+            into.fs.write(at.file, begin + run.start as u64, data, into.at)?;
+            written_end = Some(begin + run.end as u64);
+        }
+        rest = rest.get(run.end..).unwrap_or_default();
+        begin += run.end as u64;
+    }
+    Ok(written_end)
 }
 
 /// Sets extended attributes. Those that a volume has no place for are counted.

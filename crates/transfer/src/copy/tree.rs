@@ -70,16 +70,21 @@ impl CopyJob<'_> {
     }
 }
 
-/// Gathers files, and hands them to the workers.
+/// Gathers files, and hands them to the workers. Without workers it copies each file itself.
 pub(super) struct Batches<'a> {
-    jobs: Sender<Vec<CopyJob<'a>>>,
+    jobs: Option<Sender<Vec<CopyJob<'a>>>>,
     batch: Vec<CopyJob<'a>>,
     batch_files: usize,
+    /// What files are read into without workers.
+    buf: Vec<u8>,
 }
 
 impl<'a> Batches<'a> {
     /// Takes one file.
     pub(super) fn push(&mut self, job: CopyJob<'a>) {
+        if self.jobs.is_none() {
+            return job.run(&mut self.buf);
+        }
         self.batch.push(job);
         if self.batch.len() >= self.batch_files {
             self.send();
@@ -88,13 +93,11 @@ impl<'a> Batches<'a> {
 
     fn send(&mut self) {
         let batch = std::mem::take(&mut self.batch);
-        if batch.is_empty() {
-            return;
-        }
+        let Some(jobs) = self.jobs.as_ref().filter(|_| !batch.is_empty()) else { return };
         prefetch(&batch);
         // The workers outlive this sender; when they are gone, they have panicked, and the
         // scope passes that on.
-        let _ = self.jobs.send(batch);
+        let _ = jobs.send(batch);
     }
 }
 
@@ -118,12 +121,18 @@ fn prefetch(batch: &[CopyJob<'_>]) {
     }
 }
 
-/// Calls `walk` with workers for what it finds.
+/// Calls `walk` with workers for what it finds, or without any for a copy that is reproducible:
+/// workers make files in the order in which they come to it.
 pub(super) fn with_workers<'a>(
     into: &'a IntoVolume<'a>,
     batch_files: usize,
     walk: impl FnOnce(&mut Batches<'a>),
 ) {
+    let (batch, buf) = (Vec::new(), Vec::new());
+    let batch_files = batch_files.min(BATCH_FILES);
+    if into.manner.is_reproducible {
+        return walk(&mut Batches { jobs: None, batch, batch_files, buf });
+    }
     thread::scope(|scope| {
         let (jobs, queue) = crossbeam_channel::bounded(workers() * 2);
         for _ in 0..workers() {
@@ -139,8 +148,7 @@ pub(super) fn with_workers<'a>(
             });
         }
         drop(queue);
-        let batch_files = batch_files.min(BATCH_FILES);
-        let mut batches = Batches { jobs, batch: Vec::new(), batch_files };
+        let mut batches = Batches { jobs: Some(jobs), batch, batch_files, buf };
         walk(&mut batches);
         batches.send();
     });

@@ -37,6 +37,7 @@ use crate::defer::{DeferredChain, DeferredWork, IntentIds, LoggedIntent};
 use crate::group;
 use crate::log::{LogDisk, LoggedItem, XfsLog, XfsLogOptions};
 use crate::names::inactive::{UnlinkedLeft, free_unlinked_lists};
+use crate::options::XfsOptions;
 use crate::trans::{AgExtent, XfsTransaction, XfsTransactionKind, XfsTransactions};
 
 /// The blocks that a transaction may take for trees that grow.
@@ -64,13 +65,13 @@ pub(super) fn complete(
     device: &Arc<dyn BlockDevice>,
     log: &VolumeLog,
     intents: &PendingIntents,
-    proves_commits: bool,
+    options: &XfsOptions,
 ) -> Result<CompletedWork> {
     let (_, superblock) = finish::first_superblock(device)?;
     let old = OldIntent::all(intents)?;
     let ids = IntentIds::beside(intents.ids().collect());
-    let transactions = start(device, &superblock, log, &old)?;
-    transactions.prove_all(proves_commits);
+    let transactions = start(device, &superblock, log, &old, options)?;
+    transactions.prove_all(options.proves_commits);
     let step = OldIntent::step_kind(&old);
     require_room(log, &transactions, (!old.is_empty()).then_some(step))?;
     let completion = Completion { transactions: &transactions, ids: &ids, step };
@@ -102,6 +103,7 @@ fn start(
     superblock: &XfsSuperblock,
     log: &VolumeLog,
     old: &[OldIntent],
+    options: &XfsOptions,
 ) -> Result<XfsTransactions> {
     let stop = WriteStop::new(None);
     let buffers =
@@ -110,7 +112,9 @@ fn start(
         old.iter().map(|old| -> (Arc<dyn LoggedItem>, Lsn) { (old.intent.clone(), old.lsn) });
     let holders: Vec<_> = holders.collect();
     let disk = LogDisk::new(device, superblock)?;
-    let log = XfsLog::start(disk, &log.ends, &holders, &stop, &XfsLogOptions::default())?;
+    let is_in_line = options.is_reproducible;
+    let log_options = XfsLogOptions { is_in_line, ..XfsLogOptions::default() };
+    let log = XfsLog::start(disk, &log.ends, &holders, &stop, &log_options)?;
     group::begin_transactions(buffers, log, superblock, &stop)
 }
 

@@ -7,16 +7,19 @@ use offshoot_device::BlockDevice;
 use offshoot_xfs::{XfsOptions, XfsReport, XfsVolume, zero_xfs_log};
 use serde_json::json;
 
+use crate::edit::source_date;
 use crate::exit::{Result, VerbFailure};
 use crate::output::{Console, write_line};
 
 /// What is said of an empty log.
 const NOTHING: &str = "the log is empty: nothing was changed";
 
-/// Opens volumes to change them as a whole; `console` shows what is found.
-pub(super) fn options(console: &Arc<Console>) -> XfsOptions {
+/// Opens volumes to change them as a whole; `console` shows what is found. What changes is
+/// reproducible when the environment sets the time.
+pub(super) fn options(console: &Arc<Console>) -> Result<XfsOptions> {
     let told = console.clone();
-    XfsOptions {
+    Ok(XfsOptions {
+        is_reproducible: source_date()?.is_some(),
         reporter: Some(Arc::new(move |report: &XfsReport| {
             // That the log is replayed is what the user asked for.
             if !matches!(report, XfsReport::LogReplayed { .. }) {
@@ -24,7 +27,7 @@ pub(super) fn options(console: &Arc<Console>) -> XfsOptions {
             }
         })),
         ..XfsOptions::default()
-    }
+    })
 }
 
 pub(in crate::verbs) fn replay_log(
@@ -33,7 +36,7 @@ pub(in crate::verbs) fn replay_log(
     out: &mut dyn Write,
     console: &Arc<Console>,
 ) -> Result {
-    let recovery = XfsVolume::recover(device, &options(console))
+    let recovery = XfsVolume::recover(device, &options(console)?)
         .map_err(|error| VerbFailure::Inside(device.name().into(), error))?;
     if is_json {
         let report = json!({
@@ -86,7 +89,7 @@ pub(in crate::verbs) fn zero_log(
     out: &mut dyn Write,
     console: &Arc<Console>,
 ) -> Result {
-    let lost = zero_xfs_log(device, &options(console))
+    let lost = zero_xfs_log(device, &options(console)?)
         .map_err(|error| VerbFailure::Inside(device.name().into(), error))?;
     if let Some(problem) = lost.as_ref().and_then(|lost| lost.counters_problem.as_ref()) {
         console.warning(&format_args!("the counters of the superblock are not summed: {problem}"));

@@ -17,8 +17,9 @@ pub(in crate::verbs) fn run(
     wanted: NewSize,
     console: &Arc<Console>,
 ) -> Result<ResizeReport> {
+    let options = options(console)?;
     let grown = bytes_of(device, wanted)
-        .and_then(|bytes| grow_xfs(device, bytes, &options(console)))
+        .and_then(|bytes| grow_xfs(device, bytes, &options))
         .map_err(|error| VerbFailure::Inside(device.name().into(), error))?;
     Ok(ResizeReport {
         device: 1,
