@@ -162,16 +162,16 @@ fn every_verb_is_in_a_list() {
     assert_eq!(listed, verbs, "verbs of the lists, and of the program");
 }
 
-/// A directory with some hundred files, made in the order that the seed gives.
+/// A directory with two hundred files and more, made in the order that the seed gives.
 fn tree(root: &Path, order: u64) {
     let mut random = Random::new(11);
     let mut files = Vec::new();
-    for number in 0..300 {
+    for number in 0..200 {
         let len = usize::try_from(random.below(20_000)).expect("a small number");
         let data = if number % 3 == 0 { random.bytes(len) } else { random.text(len) };
         files.push((root.join(format!("d{}/f{number}", number % 10)), data));
     }
-    let large = random.bytes(3 << 20);
+    let large = random.bytes(2 << 20);
     files.push((root.join("same"), large.clone()));
     files.push((root.join("large"), large));
     let mut random = Random::new(order);
@@ -247,7 +247,7 @@ impl<'a> Busy<'a> {
     where
         'a: 's,
     {
-        for _ in 0..3 {
+        for _ in 0..2 {
             scope.spawn(|| {
                 while !is_over.load(Ordering::Relaxed) {
                     hint::spin_loop();
