@@ -74,8 +74,8 @@ pub(super) fn is_mended(finding: &BtrfsFinding, tree: Option<TreeId>) -> bool {
     }
 }
 
-/// The edits that mend the subvolumes of a volume. `bad` has those of [`MADE_ANEW`] that have a block
-/// that the kernel cannot use.
+/// The edits that mend the subvolumes of a volume. `bad` has those of [`MADE_ANEW`] of which the
+/// kernel cannot use a block.
 ///
 /// # Errors
 /// When the caller has ended the repair.
