@@ -8,7 +8,9 @@
 //!                         undo ───> our check finds what it found in the mutant
 //! ```
 //!
-//! `OFFSHOOT_REPAIRED` is the number of mutants of each layout.
+//! `OFFSHOOT_REPAIRED` is the number of mutants of each layout. `OFFSHOOT_MUTANT` repairs one mutant
+//! of each layout alone, prints what was found in it before and after, and keeps its images in the
+//! directory `OFFSHOOT_KEEP`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
@@ -25,6 +27,7 @@ use offshoot_testkit::random::Random;
 use crate::image::{Patched, SparseImage};
 use crate::judge::CheckMode;
 use crate::mutation::from_env;
+use crate::view::SeenPath;
 use crate::volumes::{LAYOUTS, SoundVolume};
 use crate::{MutantMembers, SEED, devices, hash, show};
 
@@ -61,16 +64,42 @@ struct RepairCounts {
     refused: BTreeMap<String, u64>,
 }
 
+/// Prints what the check found before and after a repair.
+fn tell(outcome: &RepairOutcome) {
+    for finding in &outcome.before.findings {
+        println!("    before: {finding}");
+    }
+    for finding in outcome.after.iter().flat_map(|after| &after.findings) {
+        println!("    after: {finding}");
+    }
+}
+
+/// Keeps the images of a mutant, if one was asked for, in the directory `OFFSHOOT_KEEP`.
+fn keep(sound: &mut SoundVolume, mutant: &MutantMembers, number: u64, moment: &str) {
+    let dir = std::env::var_os("OFFSHOOT_KEEP").filter(|_| from_env("OFFSHOOT_MUTANT").is_some());
+    if let Some(dir) = dir {
+        let dir = std::path::Path::new(&dir).join(format!("{}-{number}", sound.name));
+        sound.judge.keep(mutant, &dir.join(moment));
+    }
+}
+
 /// Repairs one mutant with these classes. Returns what went wrong.
 fn repair_one(
     sound: &mut SoundVolume,
     mutant: &MutantMembers,
+    number: u64,
     classes: &[RepairClass],
     counts: &mut RepairCounts,
 ) -> Result<(), String> {
     let (before, bytes) = (show(mutant).ok(), hash(mutant));
+    let is_told = from_env("OFFSHOOT_MUTANT").is_some();
     let outcome = match repair(mutant, classes) {
-        Ok(outcome) => outcome,
+        Ok(outcome) => {
+            if is_told {
+                tell(&outcome);
+            }
+            outcome
+        }
         Err(error) => {
             *counts.refused.entry(format!("{:?}", error.code())).or_default() += 1;
             return if hash(mutant) == bytes {
@@ -80,6 +109,7 @@ fn repair_one(
             };
         }
     };
+    keep(sound, mutant, number, "after");
     let Some(after) = &outcome.after else {
         counts.nothing_to_mend += 1;
         let is_mendable =
@@ -98,13 +128,23 @@ fn repair_one(
             };
             !outcome.before.findings.iter().any(is_it)
         };
+        // A link that was cut off by its size reads as a whole now.
+        let is_completed = |path: &[u8], reads: &SeenPath| {
+            let absolute = [b"/", path].concat();
+            let is_it = |one: &BtrfsFinding| {
+                one.code == BtrfsFindingCode::InodeSize && one.path.as_ref() == Some(&absolute)
+            };
+            outcome.before.findings.iter().any(is_it)
+                && now.get(path).is_some_and(|now| now.completes(reads))
+        };
         let readable = before
             .iter()
             .filter(|(path, reads)| reads.contents.is_ok() && is_all_kept && is_kind_sure(path));
         for (path, reads) in readable {
             // A wrong entry may have shown a file, which is then found by its own name.
             let is_kept = now.get(path).is_some_and(|now| now.reads_as(reads))
-                || now.values().any(|now| now.reads_as(reads));
+                || now.values().any(|now| now.reads_as(reads))
+                || is_completed(path, reads);
             if !is_kept {
                 return Err(format!("{} reads otherwise", path.escape_ascii()));
             }
@@ -153,7 +193,11 @@ fn repair_layout(
         let images = sound.images.clone();
         let mutant: MutantMembers = images.iter().map(over).collect();
         patch.apply(&sound.target, &mutant);
-        if let Err(problem) = repair_one(sound, &mutant, classes, &mut counts) {
+        if from_env("OFFSHOOT_MUTANT").is_some() {
+            println!("{} mutant {number}: {}", sound.name, patch.what);
+        }
+        keep(sound, &mutant, number, "before");
+        if let Err(problem) = repair_one(sound, &mutant, number, classes, &mut counts) {
             failed.push(format!("{} mutant {number}: {}: {problem}", sound.name, patch.what));
         }
     }
@@ -165,7 +209,10 @@ fn repair_layout(
 #[track_caller]
 fn require_repairs(classes: &[RepairClass], most: u64) {
     let Some(judges) = judges::require() else { return };
-    let numbers = 0..from_env("OFFSHOOT_REPAIRED").unwrap_or(most);
+    let numbers = match from_env("OFFSHOOT_MUTANT") {
+        Some(number) => number..number + 1,
+        None => 0..from_env("OFFSHOOT_REPAIRED").unwrap_or(most),
+    };
     let all = LAYOUTS
         .iter()
         .flat_map(|layout| repair_layout(&mut layout.carried(&judges), numbers.clone(), classes));

@@ -25,12 +25,21 @@ pub(crate) struct SeenPath {
     /// or the error.
     pub(crate) file_type: Option<FileType>,
     pub(crate) contents: std::result::Result<u64, String>,
+    /// The target of a symbolic link that can be read.
+    target: Option<Vec<u8>>,
 }
 
 impl SeenPath {
     /// Whether reads give the same for both. The place of a file does not matter.
     pub(crate) fn reads_as(&self, other: &Self) -> bool {
         self.file_type == other.file_type && self.contents == other.contents
+    }
+
+    /// Whether this is a symbolic link, and `old` read the beginning of its target. Zero bytes end a
+    /// target.
+    pub(crate) fn completes(&self, old: &Self) -> bool {
+        let (Some(target), Some(old)) = (&self.target, &old.target) else { return false };
+        target.starts_with(old.split(|&byte| byte == 0).next().unwrap_or_default())
     }
 }
 
@@ -74,7 +83,10 @@ pub(crate) fn view(fs: &dyn FileSystem) -> PathView {
             }
         }
         let contents = contents.map_err(|error| error.errno().to_string());
-        view.insert(path, SeenPath { file, file_type: file_type.ok(), contents });
+        let file_type = file_type.ok();
+        let is_link = file_type == Some(FileType::Symlink);
+        let target = is_link.then(|| fs.read_link(file).ok()).flatten();
+        view.insert(path, SeenPath { file, file_type, contents, target });
     }
     view
 }

@@ -5,13 +5,14 @@ use std::os::unix::fs::FileExt;
 
 use offshoot_btrfs::{BtrfsFindingCode as Code, RepairClass, RepairOptions, repair_btrfs};
 use offshoot_btrfs_format::block::BlockHeader;
+use offshoot_btrfs_format::superblock::SuperblockItem;
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_testkit::btrfs::fill::handful;
 use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::btrfs::recipe::Recipe;
 use offshoot_vfs::Errno;
 
-use crate::common::{DamagedVolume, EditedItems, checked, progs_complaints, show};
+use crate::common::{DamagedVolume, EditedItems, checked, progs_complaints, show, view};
 use crate::damage::header;
 use crate::judged::{bytes, repair, require_repaired, shown_by_kernel, undo};
 
@@ -220,6 +221,37 @@ fn a_symbolic_link_gets_the_size_of_its_target() {
         volume.edit(TreeId::FS, is_link, |items, slot| items[slot].1[16] += 3);
     };
     require_mended_of(&Recipe::new().mib(256).fill(fill), damage, &[Code::InodeSize]);
+}
+
+/// A link is cut off by its size, and its bytes say so too: the target may be that of another link.
+/// It stays as it reads and is named. Where the bytes agree with the target, it is whole again.
+#[test]
+fn a_link_that_its_size_cuts_off() {
+    let Some(judges) = judges::require() else { return };
+    let fill = |root: &std::path::Path| {
+        std::os::unix::fs::symlink("a target", root.join("link")).expect("a link");
+    };
+    let is_link =
+        |key: Key, data: &[u8]| key.item_type == ItemType::INODE_ITEM && data[53] & 0xf0 == 0xa0;
+    for (bytes_lost, target, left) in
+        [(0, "a target", &[][..]), (4, "a ta", &[Code::InodeSize, Code::InodeBytes])]
+    {
+        let disks = Recipe::new().mib(256).fill(fill).make(&judges);
+        let damaged = DamagedVolume::of(disks);
+        damaged.edit(TreeId::FS, is_link, |items, slot| {
+            items[slot].1[16] -= 4;
+            items[slot].1[24] -= bytes_lost;
+        });
+        // Something else that is mended meanwhile.
+        damaged.edit_superblocks(0, |bytes| view::<SuperblockItem>(bytes).bytes_used += 4096);
+        let outcome = repair(damaged.disks(), &[]).expect("it is mended");
+        let after = outcome.after.expect("there was something to repair");
+        let codes: Vec<_> = after.findings.iter().map(|one| one.code).collect();
+        assert_eq!(codes, left, "{}", show(&after));
+        let mount = damaged.disks().mount("ro");
+        let read = std::fs::read_link(mount.path().join("link")).expect("a link");
+        assert_eq!(read.to_str(), Some(target));
+    }
 }
 
 /// A volume that records holes has lost the extent of one.

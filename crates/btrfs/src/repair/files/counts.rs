@@ -25,11 +25,9 @@ impl FileMender<'_, '_> {
             item.nlink = links.into();
             match file_type {
                 FileType::Directory if links > 0 => item.size = (2 * name_bytes).into(),
-                FileType::Regular | FileType::Symlink if links > 0 => item.nbytes = bytes.into(),
+                FileType::Regular if links > 0 => item.nbytes = bytes.into(),
+                FileType::Symlink if links > 0 => mend_link(item, target, bytes),
                 _ => {}
-            }
-            if let Some(len) = target.filter(|_| links > 0) {
-                item.size = len.into();
             }
         }
         self.set(key, data);
@@ -60,4 +58,16 @@ impl FileMender<'_, '_> {
         });
         bytes.fold(0, u64::wrapping_add)
     }
+}
+
+/// Mends what a symbolic link counts, which has a `target` of so many bytes. A link that is shorter
+/// by its size and does not count the bytes of its target either may have that of another link: it
+/// stays as it reads.
+fn mend_link(item: &mut InodeItem, target: Option<u64>, bytes: u64) {
+    let is_cut = target.is_some_and(|len| (1..len).contains(&item.size.get()));
+    if is_cut && item.nbytes != bytes {
+        return;
+    }
+    item.size = target.map_or(item.size, Into::into);
+    item.nbytes = bytes.into();
 }
