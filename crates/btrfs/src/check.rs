@@ -30,6 +30,7 @@ mod paths;
 mod quota;
 mod reached;
 mod reference;
+mod root_blocks;
 mod sort;
 mod subvolumes;
 mod users;
@@ -147,6 +148,7 @@ pub(crate) fn check_at(
     members::check(&volume)?;
     let walk = Walk::new(&volume, &groups::bounds(&volume));
     let walked = walk.run()?;
+    walk.check_root_blocks();
     let extents = groups::check(&walk, &walked)?;
     subvolumes::check(&volume)?;
     log::check(&volume)?;

@@ -326,8 +326,11 @@ fn stage_trees(
     let steps = StagedSteps { staged, options, base: &base, watch };
     let saved = damaged.into_iter().filter(|id| saves_all && id.is_subvolume()).collect();
     let torn = TornSubvolumes { chosen: &chosen, saved: &saved };
-    if !chosen.is_empty() || !saved.is_empty() {
+    let is_torn = !chosen.is_empty() || !saved.is_empty();
+    if is_torn || task.has_shared_roots() {
         cut::keep_off_known(&volume, &base.chunks, &mut survey);
+    }
+    if is_torn {
         task.cut_off = cut::stage(&volume, &survey, &base, &torn, &mut task.overlaps)?;
         (volume, survey) = steps.next(&survey)?;
         cut::find_lost_files(&volume, &mut task.cut_off)?;

@@ -50,6 +50,8 @@ stable_codes! {
     RootItem = 723;
     /// A tree is not there that the volume must have.
     MissingTree = 724;
+    /// The root block of a subvolume belongs to another tree as well.
+    SharedRoot = 725;
     /// An extent is in use and has no extent item.
     MissingExtent = 731;
     /// An extent item counts references, and nothing refers to the extent.
@@ -174,6 +176,7 @@ impl BtrfsFindingCode {
             | Self::BlockGroup
             | Self::BlockGroupUsed
             | Self::RefusedBlock
+            | Self::SharedRoot
             | Self::MissingExtent
             | Self::MissingReference
             | Self::ExtraReference

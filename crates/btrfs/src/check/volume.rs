@@ -369,6 +369,18 @@ impl<'c> CheckedVolume<'c> {
         self.findings.differs(BtrfsFindingCode::RootItem, place, "its root item", expected, found);
         actual
     }
+
+    /// The block at `logical` as the root of the tree `id`; `None` unless it is a sound block that
+    /// was made for this tree.
+    pub(crate) fn found_root(&self, id: TreeId, logical: Logical) -> Option<TreeRoot> {
+        let verify = |bytes: &[u8]| format_check::verify(bytes, &self.readers, logical);
+        let block = TreeBlock::verified(self.storage.find_block(logical, verify).ok()?);
+        let header = block.header();
+        let root = TreeRoot { id, logical, level: header.level, generation: header.generation() };
+        let is_of_tree =
+            header.owner() == id && format_check::expect(block.bytes(), &root.expected()).is_ok();
+        is_of_tree.then_some(root)
+    }
 }
 
 /// The root that an item describes.

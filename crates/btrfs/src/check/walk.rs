@@ -17,8 +17,8 @@
 
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use offshoot_btrfs_format::block::HEADER_RELOC;
 use offshoot_btrfs_format::check::ExpectedBlock;
@@ -36,6 +36,7 @@ use super::inodes::{self, SubtreeSummary};
 use super::marks::BlockMarks;
 use super::quota::OwnedBlocks;
 use super::reference::{DataUse, ReferenceRecord, ReferenceTarget};
+use super::root_blocks::RootBlocks;
 use super::sort::Sorter;
 use super::volume::{CheckedVolume, KeyRange, root_of};
 use crate::block::TreeBlock;
@@ -72,6 +73,8 @@ pub(super) struct Walk<'w, 'c> {
     pub(super) references: Sorter<ReferenceRecord>,
     pub(super) uses: Sorter<DataUse>,
     pub(super) owned: OwnedBlocks,
+    /// The root blocks of subvolumes, as soon as they are known.
+    root_blocks: OnceLock<RootBlocks>,
     summaries: Cache<u64, Arc<SubtreeSummary>, SummaryWeight>,
     /// How many units are gathered before they are looked at.
     units_at_once: usize,
@@ -142,6 +145,7 @@ impl<'w, 'c> Walk<'w, 'c> {
             references: Sorter::new(bounds.to_vec(), quarter, &scratch),
             uses: Sorter::new(bounds.to_vec(), quarter, &scratch),
             owned: OwnedBlocks::of(volume),
+            root_blocks: OnceLock::new(),
             summaries: Cache::with_weighter(
                 count(SubtreeSummary::default().bytes()),
                 sixteenth,
@@ -159,6 +163,7 @@ impl<'w, 'c> Walk<'w, 'c> {
     /// When a file for records cannot be written, or the caller has ended the check.
     pub(super) fn run(&self) -> Result<WalkedVolume> {
         let trees = self.trees();
+        self.root_blocks.get_or_init(|| RootBlocks::of(&trees));
         let mut units = Vec::new();
         let mut joined = JoinedTrees::default();
         for (number, tree) in trees.iter().enumerate() {
@@ -174,6 +179,13 @@ impl<'w, 'c> Walk<'w, 'c> {
             damaged: self.damaged.lock().clone(),
             trees,
         })
+    }
+
+    /// Reports what is wrong with root blocks of subvolumes, after the walk.
+    pub(super) fn check_root_blocks(&self) {
+        if let Some(roots) = self.root_blocks.get() {
+            roots.check(self.volume);
+        }
     }
 
     /// All trees: root tree, chunk tree, and those that the root tree leads to.
@@ -330,6 +342,9 @@ impl<'w, 'c> Walk<'w, 'c> {
         let reference = |slot: usize| {
             let ExpectedBlock { logical, level, generation, .. } =
                 node.child_expected(slot, tree.root.id);
+            if let Some(roots) = self.root_blocks.get() {
+                roots.pass(logical);
+            }
             ReferenceRecord::new(logical, owner, ReferenceTarget::Block { level, generation })
         };
         let references = kept_slots(tree, node).map(reference).collect();

@@ -83,17 +83,17 @@ impl RepairClass {
             | Code::ExtentOverlap
             | Code::ExtentItem
             | Code::ExtraChecksum => Some(Self::Extents),
-            Code::TreeBlock | Code::RefusedBlock | Code::RootItem | Code::MissingTree => {
-                match tree_of(&finding.place) {
-                    Some(TreeId::CHUNK) => Some(Self::Chunks),
-                    Some(TreeId::EXTENT) => Some(Self::Extents),
-                    Some(TreeId::BLOCK_GROUP | TreeId::FREE_SPACE | TreeId::DEV) => {
-                        Some(Self::Space)
-                    }
-                    tree if subvolumes::is_mended(finding, tree) => Some(Self::Subvolumes),
-                    _ => None,
-                }
-            }
+            Code::TreeBlock
+            | Code::RefusedBlock
+            | Code::RootItem
+            | Code::SharedRoot
+            | Code::MissingTree => match tree_of(&finding.place) {
+                Some(TreeId::CHUNK) => Some(Self::Chunks),
+                Some(TreeId::EXTENT) => Some(Self::Extents),
+                Some(TreeId::BLOCK_GROUP | TreeId::FREE_SPACE | TreeId::DEV) => Some(Self::Space),
+                tree if subvolumes::is_mended(finding, tree) => Some(Self::Subvolumes),
+                _ => None,
+            },
             Code::FileExtent => Some(Self::Overlaps),
             Code::QuotaGroup | Code::QuotaItem => Some(Self::Quotas),
             _ if subvolumes::is_mended(finding, None) => Some(Self::Subvolumes),

@@ -3,6 +3,7 @@
 //! | | what is believed | what is made from it |
 //! |---|---|---|
 //! | level and generation of a root | the root block | its root item |
+//! | a root block that another tree has too | unused blocks, or a copy | its own root ([`own_roots`]) |
 //! | a deleted subvolume that no item lists | the root item | the orphan item |
 //! | one that counts as deleted, and has links and entries | these | its root item |
 //! | progress of a removal that is impossible | | the deleted subvolume becomes empty |
@@ -16,6 +17,7 @@
 //! An orphan item of a subvolume that is not there is sound: the kernel removes it.
 
 mod links;
+mod own_roots;
 mod uuids;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -36,6 +38,7 @@ use crate::check::{
     BtrfsFinding, BtrfsFindingCode as Code, CheckedVolume, ListedRoot, RootTreeItems,
     is_possible_removal,
 };
+use own_roots::OwnRoots;
 
 /// What is to be changed for subvolumes.
 #[derive(Default)]
@@ -67,21 +70,23 @@ pub(super) fn is_mended(finding: &BtrfsFinding, tree: Option<TreeId>) -> bool {
         | Code::UnreachableSubvolume
         | Code::UuidTree
         | Code::DeletedSubvolume
-        | Code::RootItem => true,
+        | Code::RootItem
+        | Code::SharedRoot => true,
         Code::TreeBlock | Code::RefusedBlock => tree.is_some_and(|tree| MADE_ANEW.contains(&tree)),
         Code::MissingTree => tree == Some(TreeId(objectid::ROOT_TREE_DIR)),
         _ => false,
     }
 }
 
-/// The edits that mend the subvolumes of a volume. `bad` has those of [`MADE_ANEW`] of which the
-/// kernel cannot use a block.
+/// The edits that mend the subvolumes of a volume. `findings` are those of its check. `bad` has
+/// those of [`MADE_ANEW`] of which the kernel cannot use a block.
 ///
 /// # Errors
 /// When the caller has ended the repair.
 pub(super) fn edits(
     volume: &CheckedVolume<'_>,
     generation: Generation,
+    findings: &[BtrfsFinding],
     bad: &BTreeSet<TreeId>,
 ) -> Result<SubvolumeEdits> {
     let items = RootTreeItems::read(volume);
@@ -96,9 +101,11 @@ pub(super) fn edits(
         emptied: BTreeSet::new(),
         menders: BTreeMap::new(),
         touched: BTreeSet::new(),
+        own_roots: OwnRoots::default(),
         items,
     };
     mender.mend_roots();
+    mender.mend_shared_roots(findings);
     mender.mend_links()?;
     mender.mend_default();
     mender.mend_strays();
@@ -123,6 +130,7 @@ struct SubvolumeMender<'m, 'c> {
     menders: BTreeMap<TreeId, FileMender<'m, 'c>>,
     /// The directories with such entries.
     touched: BTreeSet<(TreeId, u64)>,
+    own_roots: OwnRoots,
 }
 
 impl SubvolumeMender<'_, '_> {
@@ -244,6 +252,7 @@ impl SubvolumeMender<'_, '_> {
                 trees.insert(id, edits);
             }
         }
+        self.own_roots.finish(trees);
         if !self.roots.is_empty() {
             trees.insert(TreeId::ROOT, self.roots);
         }

@@ -142,9 +142,15 @@ impl<'s> RepairTask<'s> {
         if !self.gives_up && !self.classes.contains(&RepairClass::Subvolumes) {
             return Ok(SubvolumeEdits::default());
         }
-        let edits = subvolumes::edits(volume, generation, &self.bad_trees())?;
+        let edits = subvolumes::edits(volume, generation, &self.findings, &self.bad_trees())?;
         self.are_files_edited |= !edits.is_empty();
         Ok(edits)
+    }
+
+    /// Whether a subvolume needs a root block of its own, which may be one that nothing leads to.
+    pub(super) fn has_shared_roots(&self) -> bool {
+        let is_shared = |one: &BtrfsFinding| one.code == BtrfsFindingCode::SharedRoot;
+        self.classes.contains(&RepairClass::Subvolumes) && self.known.findings.iter().any(is_shared)
     }
 
     /// The trees that have a block that the kernel cannot use, and are made anew with the

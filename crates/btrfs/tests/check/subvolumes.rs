@@ -1,7 +1,7 @@
 //! Damage to subvolumes: their names, links, UUIDs and removal. And to the log.
 
 use offshoot_btrfs::{
-    BtrfsFindingCode, BtrfsFindingPlace, BtrfsVolume, EngineOptions, SubvolumeId,
+    BtrfsFindingCode, BtrfsFindingPlace, BtrfsVolume, CheckOutcome, EngineOptions, SubvolumeId,
 };
 use offshoot_btrfs_format::dir::{DirEntryItem, name_hash};
 use offshoot_btrfs_format::key::objectid;
@@ -14,7 +14,8 @@ use offshoot_testkit::run::run;
 use offshoot_vfs::{EntryPlace, FileSystem, FileSystemMut, Timestamp};
 
 use crate::common::{
-    DamagedVolume, EditedItems, ProgsVerdict, is, made_by, require_sound, show, view,
+    DamagedVolume, EditedItems, ProgsVerdict, checked, is, made_by, progs_complaints,
+    require_sound, show, view,
 };
 
 /// A subvolume `a` (256) with `b` (257) in it, a snapshot `s` of `a` with its entry of `b`, a
@@ -29,9 +30,43 @@ const SCRIPT: &str = "
 
 const A: u64 = 256;
 const B: u64 = 257;
+const S: u64 = 258;
 
 fn place(tree: TreeId, objectid: u64, item_type: ItemType, offset: u64) -> BtrfsFindingPlace {
     BtrfsFindingPlace::Item { tree, key: Key::new(objectid, item_type, offset) }
+}
+
+/// The places of the findings with this code.
+fn places_of(outcome: &CheckOutcome, code: BtrfsFindingCode) -> Vec<BtrfsFindingPlace> {
+    let found = outcome.findings.iter().filter(|finding| finding.code == code);
+    found.map(|finding| finding.place).collect()
+}
+
+/// The snapshot has the root block of another subvolume. The kernel would give up what is in it
+/// when it writes to one of them.
+#[test]
+fn a_root_block_of_two_subvolumes() {
+    let Some(judges) = judges::require() else { return };
+    let volume = DamagedVolume::of(made_by(&judges, SCRIPT));
+    volume.edit(
+        TreeId::ROOT,
+        |key, _| is_root(key, S),
+        |items, slot| {
+            let other = items.iter().find(|(key, _)| is_root(*key, B)).expect("it is in this leaf");
+            let mut other = other.1.clone();
+            let (from, to) = (view::<RootItem>(&mut other), view::<RootItem>(&mut items[slot].1));
+            (to.bytenr, to.level) = (from.bytenr, from.level);
+            (to.generation, to.generation_v2) = (from.generation, from.generation_v2);
+        },
+    );
+    let found = checked(volume.disks());
+    let expected = [BtrfsFindingPlace::Tree(TreeId(S))];
+    assert_eq!(places_of(&found, BtrfsFindingCode::SharedRoot), expected, "{}", show(&found));
+    assert!(progs_complaints(volume.disks()).is_some());
+}
+
+fn is_root(key: Key, id: u64) -> bool {
+    (key.objectid, key.item_type) == (id, ItemType::ROOT_ITEM)
 }
 
 /// The slot of an item.

@@ -223,8 +223,8 @@ impl CheckComplaints {
     fn parse(output: &str) -> Self {
         // The free range that a group counts changes with every write. Another line of the same
         // complaint names the group, and that stays.
-        // A chunk whose length is no multiple of 64 KiB is no error to `btrfs check`, which then ends
-        // as on a sound volume: converted volumes have such chunks, and the kernel reads and writes
+        // A chunk whose length is no multiple of 64 KiB is no error to `btrfs check`, which ends as
+        // on a sound volume: converted volumes have such chunks, and the kernel reads and writes
         // them. A repair believes the chunk, and leaves its length.
         // The search for members meets damaged volumes of other tests. If the superblock of this
         // one were wrong, it would not be opened.

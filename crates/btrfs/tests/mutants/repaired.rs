@@ -8,9 +8,9 @@
 //!                         undo ───> our check finds what it found in the mutant
 //! ```
 //!
-//! `OFFSHOOT_REPAIRED` is the number of mutants of each layout. `OFFSHOOT_MUTANT` repairs one mutant
-//! of each layout alone, prints what was found in it before and after, and keeps its images in the
-//! directory `OFFSHOOT_KEEP`.
+//! `OFFSHOOT_REPAIRED` is the number of mutants of each layout. `OFFSHOOT_MUTANT` repairs one
+//! mutant of each layout alone, prints what was found in it before and after, and keeps its images
+//! in the directory `OFFSHOOT_KEEP`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;

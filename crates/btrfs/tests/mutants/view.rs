@@ -35,8 +35,8 @@ impl SeenPath {
         self.file_type == other.file_type && self.contents == other.contents
     }
 
-    /// Whether this is a symbolic link, and `old` read the beginning of its target. Zero bytes end a
-    /// target.
+    /// Whether this is a symbolic link, and `old` read the beginning of its target. Zero bytes end
+    /// a target.
     pub(crate) fn completes(&self, old: &Self) -> bool {
         let (Some(target), Some(old)) = (&self.target, &old.target) else { return false };
         target.starts_with(old.split(|&byte| byte == 0).next().unwrap_or_default())

@@ -7,6 +7,7 @@
 //! ```
 
 use offshoot_btrfs::{BtrfsFindingCode as Code, BtrfsVolume, EngineOptions, SubvolumeId};
+use offshoot_btrfs_format::block::BlockHeader;
 use offshoot_btrfs_format::dir::{DirEntryItem, name_hash};
 use offshoot_btrfs_format::key::objectid;
 use offshoot_btrfs_format::root::{RootItem, RootRefItem};
@@ -19,6 +20,7 @@ use offshoot_vfs::{EntryPlace, FileSystem, FileSystemMut, Timestamp};
 use crate::common::{
     DamagedVolume, EditedItems, checked, is, made_by, progs_complaints, show, view,
 };
+use crate::damaged::spoil_blocks;
 use crate::judged::{repair, require_repaired, shown_by_kernel};
 
 const SCRIPT: &str = "\
@@ -30,6 +32,7 @@ btrfs send -q sent | btrfs receive -q received";
 
 const A: u64 = 256;
 const B: u64 = 257;
+const SNAPSHOT: u64 = 258;
 
 /// Removes the items with these keys, which are in the leaf of the first one.
 fn remove(volume: &DamagedVolume, tree: u64, keys: &[Key]) {
@@ -122,6 +125,8 @@ taken_back! {
             view::<RootItem>(&mut items[slot].1).level += 1;
         });
     };
+    /// Its own root is still there, and nothing leads to it.
+    a_root_block_of_another_subvolume: SharedRoot, |volume| share_root(volume, SNAPSHOT, B);
     a_removal_of_a_subvolume_that_was_not_deleted: DeletedSubvolume, |volume| {
         volume.edit(TreeId::ROOT, is(B, ItemType::ROOT_ITEM, 0), |items, slot| {
             let item = view::<RootItem>(&mut items[slot].1);
@@ -142,6 +147,55 @@ taken_back! {
         volume.edit(TreeId::UUID, is_it, |items, slot| items[slot].1 = A.to_le_bytes().to_vec());
     };
     a_lost_uuid_tree: TreeBlock, |volume| volume.break_leaf(TreeId::UUID);
+}
+
+/// Makes the root item of the subvolume `id` lead to the root block of `other`.
+fn share_root(volume: &DamagedVolume, id: u64, other: u64) {
+    let is_root = |key: Key, id| (key.objectid, key.item_type) == (id, ItemType::ROOT_ITEM);
+    volume.edit(
+        TreeId::ROOT,
+        |key, _| is_root(key, id),
+        |items, slot| {
+            let from = items.iter().find(|(key, _)| is_root(*key, other)).expect("the same leaf");
+            let mut from = from.1.clone();
+            let (from, to) = (view::<RootItem>(&mut from), view::<RootItem>(&mut items[slot].1));
+            (to.bytenr, to.level) = (from.bytenr, from.level);
+            (to.generation, to.generation_v2) = (from.generation, from.generation_v2);
+        },
+    );
+}
+
+/// A snapshot has the root block of its source, and its own is lost. The repair gives it a copy,
+/// and then the kernel changes and removes either of them without a loss to the other one.
+#[test]
+fn two_subvolumes_with_one_root_block_are_parted() {
+    let Some(judges) = judges::require() else { return };
+    let script = "btrfs subvolume create a; for i in $(seq 200); do echo $i > a/$i; done
+        btrfs subvolume snapshot a snapshot; echo new > snapshot/new";
+    let disks = Disks::create(&judges, 1, 256);
+    disks.mkfs_and_settle(&["-n", "4k"]);
+    let mount = disks.mount("rw,noatime");
+    run("sh", &["-ec", &format!("cd '{}'; {script}", mount.path().display())]);
+    drop(mount);
+    let volume = DamagedVolume::of(disks);
+    share_root(&volume, 257, A);
+    let is_own_root = |block: &BlockHeader| (block.level, block.owner()) == (1, TreeId(257));
+    spoil_blocks(&volume, is_own_root);
+    let disks = volume.disks();
+    let outcome = repair(disks, &[]).expect("it is mended");
+    assert!(outcome.before.findings.iter().any(|one| one.code == Code::SharedRoot));
+    let after = outcome.after.expect("there was something to mend");
+    assert!(after.findings.is_empty(), "{}", show(&after));
+    assert_eq!(progs_complaints(disks), None);
+    let mount = disks.mount("rw,noatime,commit=1");
+    let work = "for i in $(seq 1 2 200); do echo other > snapshot/$i; done; sync
+        for i in $(seq 2 2 200); do echo changed > a/$i; done; sync
+        for i in $(seq 1 2 200); do test $(cat a/$i) = $i; test $(cat snapshot/$i) = other; done
+        for i in $(seq 2 2 200); do test $(cat a/$i) = changed; test $(cat snapshot/$i) = $i; done
+        btrfs subvolume delete -c a; btrfs subvolume sync .; test $(cat snapshot/2) = 2";
+    run("sh", &["-ec", &format!("cd '{}'; {work}", mount.path().display())]);
+    drop(mount);
+    assert_eq!(progs_complaints(disks), None, "after the kernel changed both");
 }
 
 fn drop_item(items: &mut EditedItems, slot: usize) {
