@@ -371,6 +371,12 @@ pub(super) fn empty_subvolume(root: &RootItem, generation: Generation) -> Vec<(K
     ]
 }
 
+/// Makes a root item that of a subvolume as [`empty_subvolume`] makes it.
+pub(super) fn become_empty(item: &mut RootItem) {
+    forget_progress(item);
+    item.root_dirid = Ino::ROOT_DIR.0.into();
+}
+
 /// The item of a directory that only root can enter: its owner and permissions are not known.
 fn root_directory(generation: Generation, at: Timespec) -> InodeItem {
     InodeItem {

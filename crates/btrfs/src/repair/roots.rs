@@ -101,7 +101,7 @@ impl<'s, 'c> RootStep<'s, 'c> {
         for id in edits.emptied {
             let Some((_, _, item)) = root_item(self.volume, id) else { continue };
             let new = self.editor.plant(id, &cut::empty_subvolume(&item, self.base.generation))?;
-            self.set_root(id, new, cut::forget_progress);
+            self.set_root(id, new, cut::become_empty);
         }
         if let Some(uuids) = edits.uuids {
             let items: Vec<_> =

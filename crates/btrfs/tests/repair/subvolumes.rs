@@ -228,6 +228,28 @@ fn a_subvolume_without_links_is_found_again() {
     assert_eq!(progs_complaints(volume.disks()), None, "after it was deleted");
 }
 
+/// The root item of the tree for data on its way has the contents of that of another tree. The tree
+/// becomes empty, and its root item that of a tree with a root directory.
+#[test]
+fn the_tree_for_data_on_its_way_has_the_root_item_of_another_tree() {
+    let Some(judges) = judges::require() else { return };
+    let volume = DamagedVolume::of(made_by(&judges, SCRIPT));
+    let is_root =
+        |key: Key, id: TreeId| (key.objectid, key.item_type) == (id.0, ItemType::ROOT_ITEM);
+    volume.edit(
+        TreeId::ROOT,
+        |key, _| is_root(key, TreeId::DATA_RELOC),
+        |items, slot| {
+            let other = items.iter().find(|(key, _)| is_root(*key, TreeId::DEV));
+            items[slot].1 = other.expect("it is in this leaf").1.clone();
+        },
+    );
+    let outcome = repair(volume.disks(), &[]).expect("it is mended");
+    let after = outcome.after.expect("there was something to mend");
+    assert!(after.findings.is_empty(), "{}", show(&after));
+    assert_eq!(progs_complaints(volume.disks()), None);
+}
+
 /// A volume with a deleted subvolume, of several levels, of which nothing was given up yet.
 fn with_deleted(judges: &Judges) -> DamagedVolume {
     let disks = Disks::create(judges, 1, 256);
