@@ -200,7 +200,8 @@ pub(super) fn require_chosen(
     let what = format!(
         "blocks of the trees {} cannot be used, and what they lead to is not known: get out the \
          files with extract; a repair with --class overlaps is enough for subvolumes where their \
-         checksums are right, and one with {} gives up what was in these blocks; nothing was written",
+         checksums are right, and one with {} gives up what was in these blocks; nothing was \
+         written",
         names.join(", "),
         options.join(" ")
     );

@@ -158,17 +158,17 @@ pub(super) fn classes(
     is_scanned: bool,
 ) -> Result<Vec<RepairClass>> {
     let mut found = found_classes(outcome);
+    let is_any_chosen = !chosen.is_empty();
+    let mut chosen: BTreeSet<_> = chosen.iter().copied().collect();
     if !is_scanned {
         found.remove(&RepairClass::Chunks);
+        chosen.remove(&RepairClass::Chunks);
     }
-    if chosen.is_empty() {
+    if !is_any_chosen {
         return Ok(found.into_iter().collect());
     }
     if chosen.contains(&RepairClass::Overlaps) {
         found.extend(chosen);
-        if !is_scanned {
-            found.remove(&RepairClass::Chunks);
-        }
         if !may_overlap(outcome) {
             found.remove(&RepairClass::Overlaps);
         }
@@ -177,10 +177,6 @@ pub(super) fn classes(
     let is_left_out = |class: &&RepairClass| class.is_always_made() && !chosen.contains(class);
     let left_out: Vec<_> = found.iter().filter(is_left_out).map(|class| class.name()).collect();
     if left_out.is_empty() {
-        let mut chosen: BTreeSet<_> = chosen.iter().copied().collect();
-        if !is_scanned {
-            chosen.remove(&RepairClass::Chunks);
-        }
         return Ok(chosen.into_iter().collect());
     }
     let what = format!(

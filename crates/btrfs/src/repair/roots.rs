@@ -46,13 +46,9 @@ impl<'s, 'c> RootStep<'s, 'c> {
         new: TreeRoot,
         change: impl FnOnce(&mut RootItem),
     ) {
-        let generation = self.base.generation.0;
         self.change_root(id, |item| {
             change(item);
-            item.bytenr = new.logical.0.into();
-            item.level = new.level;
-            item.generation = generation.into();
-            item.generation_v2 = generation.into();
+            lead_to(item, new);
         });
     }
 
@@ -129,6 +125,14 @@ impl<'s, 'c> RootStep<'s, 'c> {
         }
         Ok(())
     }
+}
+
+/// Makes a root item lead to `root`.
+pub(super) fn lead_to(item: &mut RootItem, root: TreeRoot) {
+    item.bytenr = root.logical.0.into();
+    item.level = root.level;
+    item.generation = root.generation.0.into();
+    item.generation_v2 = root.generation.0.into();
 }
 
 /// The key of the root item of a tree, the root, and the whole item, whose newer fields are zero

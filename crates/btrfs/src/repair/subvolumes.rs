@@ -3,7 +3,7 @@
 //! | | what is believed | what is made from it |
 //! |---|---|---|
 //! | level and generation of a root | the root block | its root item |
-//! | a root block that another tree has too | unused blocks, or a copy | its own root ([`own_roots`]) |
+//! | a root block that another tree has | unused blocks, or a copy | its own root ([`own_roots`]) |
 //! | a deleted subvolume that no item lists | the root item | the orphan item |
 //! | one that counts as deleted, and has links and entries | these | its root item |
 //! | progress of a removal that is impossible | | the deleted subvolume becomes empty |
@@ -34,6 +34,7 @@ use zerocopy::{FromZeros, IntoBytes};
 use super::cut::forget_progress;
 use super::editor::TreeEdits;
 use super::files::FileMender;
+use super::roots::lead_to;
 use crate::check::{
     BtrfsFinding, BtrfsFindingCode as Code, CheckedVolume, ListedRoot, RootTreeItems,
     is_possible_removal,
@@ -158,11 +159,7 @@ impl SubvolumeMender<'_, '_> {
         for listed in roots {
             let (id, actual) = (listed.root.id, self.volume.actual_root(listed.root));
             if actual != listed.root {
-                self.change_root(id, |item| {
-                    item.level = actual.level;
-                    item.generation = actual.generation.0.into();
-                    item.generation_v2 = actual.generation.0.into();
-                });
+                self.change_root(id, |item| lead_to(item, actual));
             }
             let has_progress = listed.drop_progress.objectid != 0;
             if !id.is_subvolume() {

@@ -30,9 +30,9 @@ left out, and the rest goes on; a file in a volume stays as it was when nothing 
 can be read. What a SOURCE becomes is not replaced by another SOURCE of the same command. A file \
 that becomes shorter meanwhile is copied as far as it goes, with a warning.
 
-With SOURCE_DATE_EPOCH in the environment a copy into a volume is the same each time: one thread goes \
-through directories in the order of names, sectors that are all zeros are holes, no time is later \
-than that, and the time of the last access is that of the last change.
+With SOURCE_DATE_EPOCH in the environment a copy into a volume is the same each time: one thread \
+goes through directories in the order of names, sectors that are all zeros are holes, no time is \
+later than that, and the time of the last access is that of the last change.
 
 Examples:
   offshoot cp -r src disk.img:/src

@@ -15,8 +15,8 @@ The volume is read through the newest root that can be used, and around blocks t
 lost+found/SUBVOLUME/INODE. Data that no copy gives becomes zeros, and data whose checksums are lost is taken as it is; at the end a list says \
 which files have some of these, and the exit code is 3 then.
 
-Without a sound superblock on one of the devices, all devices are searched for what the volume has on them, and a superblock is made of that \
-in a temporary file. --fsid chooses between several volumes that are found.
+Without a sound superblock on one of the devices, all devices are searched for what the volume has on them, and a superblock is made of \
+that in a temporary file. --fsid chooses between several volumes that are found.
 
 --deleted looks through the roots of older commits for files that the volume does not show any more. Their data may have been overwritten since, \
 which their checksums tell.

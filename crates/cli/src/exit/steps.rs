@@ -14,9 +14,9 @@ const REPAIR_XFS: &str = "xfs_repair repairs an XFS volume";
 const SCRUB: &str = "`offshoot scrub` repairs what another copy has";
 const SCAN: &str = "`offshoot repair --scan` makes superblocks and the chunk tree of a btrfs \
                     volume from what a search of all devices finds";
-const LOST: &str = "if it was a btrfs volume, all superblocks are lost: `offshoot recover` gets the \
-                    files out, and `offshoot repair --scan` makes superblocks, by a search of all \
-                    devices";
+const LOST: &str = "if it was a btrfs volume, all superblocks are lost: `offshoot recover` gets \
+                    the files out, and `offshoot repair --scan` makes superblocks, by a search of \
+                    all devices";
 const SALVAGE: &str = "`offshoot extract --salvage` writes the rest of a file, and \
                        --ignore-checksums reads it as it is";
 

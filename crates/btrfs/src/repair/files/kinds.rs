@@ -3,7 +3,7 @@
 //! | the mode | what says otherwise | what it becomes |
 //! |---|---|---|
 //! | of any type | it is the root of a subvolume | a directory |
-//! | of a file, or no type | it has entries, and what leads to it says so or nothing | a directory |
+//! | of a file, or no type | it has entries, and what leads to it says so, if any | a directory |
 //! | no type | all entries that lead to it, and not its items | what these say |
 //! | of what is no file | it has extents, and all entries say that it is a file or link | that |
 //! | no type | extents on disk, without any entry | a regular file |

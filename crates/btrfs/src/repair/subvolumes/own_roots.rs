@@ -7,9 +7,9 @@
 //!                                            item of 256 ──> root of 256
 //! ```
 //!
-//! With a copy, both trees share the children, as a snapshot and its source do. The kernel asks who
-//! else has a block only if the block is not newer than the last snapshot of the tree. So all
-//! subvolumes count this repair as their last snapshot.
+//! With a copy, both trees share the children, as a snapshot and its source do. The kernel looks
+//! for other owners of a block only if the block is not newer than the last snapshot of the tree.
+//! So all subvolumes count this repair as their last snapshot.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,6 +22,7 @@ use crate::check::{
     BtrfsFinding, BtrfsFindingCode as Code, BtrfsFindingPlace, CheckedVolume, KeyRange,
 };
 use crate::repair::editor::TreeEdits;
+use crate::repair::roots::lead_to;
 use crate::tree::TreeRoot;
 
 /// The subvolumes that get another root block.
@@ -55,12 +56,7 @@ impl SubvolumeMender<'_, '_> {
                 self.emptied.insert(id);
             } else if let Some(own) = lost_root(self.volume, id, findings) {
                 self.own_roots.found.insert(id);
-                self.change_root(id, |item| {
-                    item.bytenr = own.logical.0.into();
-                    item.level = own.level;
-                    item.generation = own.generation.0.into();
-                    item.generation_v2 = own.generation.0.into();
-                });
+                self.change_root(id, |item| lead_to(item, own));
             } else {
                 self.own_roots.copied.insert(id);
             }

@@ -25,8 +25,8 @@ pub(super) fn write_choice(rest: &[BtrfsFinding], out: &mut dyn Write) -> Result
     if rest.iter().any(is_it) {
         writeln!(
             out,
-            "--dry-run --class overlaps says what of overlapping extents and of leaves with a right \
-             checksum could be kept"
+            "--dry-run --class overlaps says what of overlapping extents and of leaves with a \
+             right checksum could be kept"
         )?;
     }
     Ok(())
