@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use offshoot_testkit::btrfs::disks::Disks;
-use offshoot_testkit::btrfs::judges;
+use offshoot_testkit::btrfs::judges::{self, Judges};
 use offshoot_testkit::run::run;
 
 fn offshoot(arguments: &[&str]) -> Output {
@@ -81,14 +81,18 @@ fn data_of_a_file_is_accepted() {
     ends(2, &["repair", "--undo", "--accept-data", "/file", image]);
 }
 
+/// A volume with one file, called `file`.
+fn with_a_file(judges: &Judges) -> Disks {
+    let disks = Disks::create(judges, 1, 256);
+    disks.mkfs(&["-m", "single"]);
+    std::fs::write(disks.mount("rw,noatime").path().join("file"), "contents").expect("a file");
+    disks
+}
+
 #[test]
 fn a_repair_says_what_it_does_and_is_undone() {
     let Some(judges) = judges::require() else { return };
-    let disks = Disks::create(&judges, 1, 256);
-    disks.mkfs(&["-m", "single"]);
-    let mount = disks.mount("rw,noatime");
-    std::fs::write(mount.path().join("file"), "contents").expect("a file");
-    drop(mount);
+    let disks = with_a_file(&judges);
     let image = disks.images()[0].to_str().expect("a plain path");
     assert!(ends(0, &["repair", image]).contains("nothing is wrong"));
     ends(1, &["repair", "--undo", image]);
@@ -233,11 +237,7 @@ fn lost_blocks_are_cut_off_where_that_is_chosen() {
 #[test]
 fn what_is_intact_of_a_leaf_is_kept_where_that_is_chosen() {
     let Some(judges) = judges::require() else { return };
-    let disks = Disks::create(&judges, 1, 256);
-    disks.mkfs(&["-m", "single"]);
-    let mount = disks.mount("rw,noatime");
-    std::fs::write(mount.path().join("file"), "contents").expect("a file");
-    drop(mount);
+    let disks = with_a_file(&judges);
     let path = &disks.images()[0];
     let image = path.to_str().expect("a plain path");
     let bytes = std::fs::read(path).expect("an image");

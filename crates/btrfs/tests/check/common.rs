@@ -6,6 +6,8 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use offshoot_btrfs::{BtrfsFindingCode, CheckOptions, CheckOutcome, check_btrfs};
+use offshoot_btrfs_format::dir::dir_entries;
+use offshoot_btrfs_format::root::RootItem;
 use offshoot_btrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE};
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_testkit::btrfs::disks::{AttachedImages, Disks};
@@ -72,6 +74,37 @@ impl DamagedVolume {
         let is_leaf = |bytes: &[u8]| header(bytes).level == 0 && header(bytes).owner() == owner;
         let leaves = self.target.blocks.iter().filter(|block| is_leaf(&block.bytes));
         leaves.map(|leaf| unpack(&leaf.bytes)).collect()
+    }
+
+    /// The inode that the first entry called `name` of the top level leads to.
+    #[track_caller]
+    pub(crate) fn ino(&self, name: &str) -> u64 {
+        let leaves = self.leaves(TreeId::FS);
+        let mut items =
+            leaves.iter().flatten().filter(|(key, _)| key.item_type == ItemType::DIR_INDEX);
+        let found = items.find_map(|(_, data)| {
+            let entry = dir_entries(data).next()?.ok()?;
+            (entry.name == name.as_bytes()).then_some(entry.location.objectid)
+        });
+        found.expect("an entry of this name")
+    }
+
+    /// Makes the root item of the subvolume `id` lead to the root block of `other`.
+    #[track_caller]
+    pub(crate) fn share_root(&self, id: u64, other: u64) {
+        let is_root = |key: Key, id| (key.objectid, key.item_type) == (id, ItemType::ROOT_ITEM);
+        self.edit(
+            TreeId::ROOT,
+            |key, _| is_root(key, id),
+            |items, slot| {
+                let from = items.iter().find(|(key, _)| is_root(*key, other));
+                let mut from = from.expect("it is in this leaf").1.clone();
+                let from = view::<RootItem>(&mut from);
+                let to = view::<RootItem>(&mut items[slot].1);
+                (to.bytenr, to.level) = (from.bytenr, from.level);
+                (to.generation, to.generation_v2) = (from.generation, from.generation_v2);
+            },
+        );
     }
 
     /// Calls `judge` with the volume once for each block of a tree that `is_wanted` says yes to by

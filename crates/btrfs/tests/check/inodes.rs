@@ -6,7 +6,6 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use offshoot_btrfs::{BtrfsFindingCode as Code, BtrfsFindingPlace, CheckOutcome};
-use offshoot_btrfs_format::dir::dir_entries;
 use offshoot_btrfs_format::file_extent::{FileExtentHead, FileExtentTail, extent_type};
 use offshoot_btrfs_format::inode::{InodeItem, inode_flags};
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
@@ -58,14 +57,7 @@ impl DamagedInodes {
     /// The inode that the first entry called `name` leads to.
     #[track_caller]
     pub(crate) fn ino(&self, name: &str) -> u64 {
-        let leaves = self.volume.leaves(TreeId::FS);
-        let mut items =
-            leaves.iter().flatten().filter(|(key, _)| key.item_type == ItemType::DIR_INDEX);
-        let found = items.find_map(|(_, data)| {
-            let entry = dir_entries(data).next()?.ok()?;
-            (entry.name == name.as_bytes()).then_some(entry.location.objectid)
-        });
-        found.expect("an entry of this name")
+        self.volume.ino(name)
     }
 
     /// Changes the leaf with the item `key`.

@@ -48,25 +48,11 @@ fn places_of(outcome: &CheckOutcome, code: BtrfsFindingCode) -> Vec<BtrfsFinding
 fn a_root_block_of_two_subvolumes() {
     let Some(judges) = judges::require() else { return };
     let volume = DamagedVolume::of(made_by(&judges, SCRIPT));
-    volume.edit(
-        TreeId::ROOT,
-        |key, _| is_root(key, S),
-        |items, slot| {
-            let other = items.iter().find(|(key, _)| is_root(*key, B)).expect("it is in this leaf");
-            let mut other = other.1.clone();
-            let (from, to) = (view::<RootItem>(&mut other), view::<RootItem>(&mut items[slot].1));
-            (to.bytenr, to.level) = (from.bytenr, from.level);
-            (to.generation, to.generation_v2) = (from.generation, from.generation_v2);
-        },
-    );
+    volume.share_root(S, B);
     let found = checked(volume.disks());
     let expected = [BtrfsFindingPlace::Tree(TreeId(S))];
     assert_eq!(places_of(&found, BtrfsFindingCode::SharedRoot), expected, "{}", show(&found));
     assert!(progs_complaints(volume.disks()).is_some());
-}
-
-fn is_root(key: Key, id: u64) -> bool {
-    (key.objectid, key.item_type) == (id, ItemType::ROOT_ITEM)
 }
 
 /// The slot of an item.

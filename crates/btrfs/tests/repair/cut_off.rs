@@ -298,29 +298,40 @@ fn a_subvolume_in_a_lost_directory_is_kept() {
     }
 }
 
+/// Makes a subvolume one that was received.
+pub(crate) fn receive(volume: &DamagedVolume, id: u64) {
+    volume.edit(
+        TreeId::ROOT,
+        |key, _| key.item_type == ItemType::ROOT_ITEM && key.objectid == id,
+        |items, slot| {
+            let item = RootItem::mut_from_prefix(&mut items[slot].1).expect("a root item").0;
+            item.received_uuid = [7; 16];
+        },
+    );
+}
+
+/// Requires that the kernel shows a subvolume as one that was not received.
+#[track_caller]
+pub(crate) fn require_not_received(disks: &Disks, name: &str) {
+    let mount = disks.mount("ro,noatime");
+    let path = mount.path().join(name).display().to_string();
+    let shown = run("btrfs", &["subvolume", "show", &path]);
+    let received = shown.lines().find(|line| line.contains("Received UUID"));
+    assert!(received.is_some_and(|line| line.trim_end().ends_with('-')), "{shown}");
+}
+
 /// A subvolume that was received and lost something does not count as received any more.
 #[test]
 fn a_received_subvolume_forgets_where_it_came_from() {
     let Some(judges) = judges::require() else { return };
     let volume = with_snapshots(&judges);
     let disks = volume.disks();
-    volume.edit(
-        TreeId::ROOT,
-        |key, _| key.item_type == ItemType::ROOT_ITEM && key.objectid == 256,
-        |items, slot| {
-            let item = RootItem::mut_from_prefix(&mut items[slot].1).expect("a root item").0;
-            item.received_uuid = [7; 16];
-        },
-    );
+    receive(&volume, 256);
     spoil(&volume, blocks_of(&volume, 256, |level| level > 0).pop().expect("a root"));
     let outcome = cut(disks, &[256]).expect("it is repaired");
     let after = outcome.after.expect("it was repaired");
     assert!(after.findings.is_empty(), "{}", show(&after));
-    let mount = disks.mount("ro,noatime");
-    let path = mount.path().join("source").display().to_string();
-    let shown = run("btrfs", &["subvolume", "show", &path]);
-    let received = shown.lines().find(|line| line.contains("Received UUID"));
-    assert!(received.is_some_and(|line| line.trim_end().ends_with('-')), "{shown}");
+    require_not_received(disks, "source");
 }
 
 /// Undoing brings the damaged volume back.

@@ -10,7 +10,6 @@ use offshoot_btrfs_format::block::{HEADER_SIZE, LeafItem};
 use offshoot_btrfs_format::edit::ITEM_SIZE;
 use offshoot_btrfs_format::file_extent::{FileExtentHead, FileExtentTail};
 use offshoot_btrfs_format::inode::{InodeItem, inode_flags};
-use offshoot_btrfs_format::root::RootItem;
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_testkit::btrfs::fill::sync;
 use offshoot_testkit::btrfs::judges::{self, Judges};
@@ -18,6 +17,7 @@ use offshoot_testkit::run::run;
 use zerocopy::FromBytes;
 
 use crate::common::{EditedItems, checked, progs_complaints, show};
+use crate::cut_off::{receive, require_not_received};
 use crate::damage::header;
 use crate::judged::{bytes, repair, repair_with, undo};
 use crate::overlaps::{OverlapVolume, fill, options, require_same, shown};
@@ -324,22 +324,14 @@ fn a_received_subvolume_that_loses_an_extent_forgets_that() {
         run("btrfs", &["subvolume", "snapshot", "-r", &root.display().to_string(), &path]);
         sync(root);
     });
-    let is_root = |key: Key, _: &[u8]| key.item_type == ItemType::ROOT_ITEM && key.objectid == 256;
-    made.volume.edit(TreeId::ROOT, is_root, |items, slot| {
-        let item = RootItem::mut_from_prefix(&mut items[slot].1).expect("a root item").0;
-        item.received_uuid = [7; 16];
-    });
+    receive(&made.volume, 256);
     let ino = made.target;
     made.edit(ino, |items| extent(items, ino).1.num_bytes = 0.into());
     let outcome = repair_with(made.disks(), &options(false)).expect("it is mended");
     let after = outcome.after.expect("there was something to mend");
     assert!(after.findings.is_empty(), "{}", show(&after));
     assert_eq!(progs_complaints(made.disks()), None);
-    let mount = made.disks().mount("ro,noatime");
-    let path = mount.path().join("snapshot").display().to_string();
-    let shown = run("btrfs", &["subvolume", "show", &path]);
-    let received = shown.lines().find(|line| line.contains("Received UUID"));
-    assert!(received.is_some_and(|line| line.trim_end().ends_with('-')), "{shown}");
+    require_not_received(made.disks(), "snapshot");
 }
 
 /// The class alone makes nothing anew where nothing overlaps.

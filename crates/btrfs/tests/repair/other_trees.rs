@@ -138,7 +138,10 @@ fn the_tree_for_relocated_data_is_made_anew() {
     for index in blocks_of(&volume, tree.0, |_| true) {
         spoil(&volume, index);
     }
-    let is_it = |one: &BtrfsFinding| matches!(one.place, BtrfsFindingPlace::Block { tree: of, .. } if of == tree);
+    let is_it = |one: &BtrfsFinding| match one.place {
+        BtrfsFindingPlace::Block { tree: of, .. } => of == tree,
+        _ => false,
+    };
     assert!(checked(volume.disks()).findings.iter().any(is_it));
     require_repaired(volume.disks(), &[], &before);
     let mount = volume.disks().mount("rw,noatime");

@@ -13,7 +13,6 @@ use offshoot_btrfs::{
     BtrfsFindingCode as Code, BtrfsVolume, EngineOptions, ItemChange, RepairClass, RepairOptions,
     RepairOutcome, SubvolumeId,
 };
-use offshoot_btrfs_format::dir::dir_entries;
 use offshoot_btrfs_format::file_extent::{
     FileExtent, FileExtentBody, FileExtentHead, FileExtentTail, extent_type,
 };
@@ -186,14 +185,7 @@ impl OverlapVolume {
     }
 
     pub(crate) fn ino(&self, name: &str) -> u64 {
-        let leaves = self.volume.leaves(TreeId::FS);
-        let mut items =
-            leaves.iter().flatten().filter(|(key, _)| key.item_type == ItemType::DIR_INDEX);
-        let found = items.find_map(|(_, data)| {
-            let entry = dir_entries(data).next()?.ok()?;
-            (entry.name == name.as_bytes()).then_some(entry.location.objectid)
-        });
-        found.expect("an entry of this name")
+        self.volume.ino(name)
     }
 
     /// The only extent of a file.

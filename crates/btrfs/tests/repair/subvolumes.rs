@@ -126,7 +126,7 @@ taken_back! {
         });
     };
     /// Its own root is still there, and nothing leads to it.
-    a_root_block_of_another_subvolume: SharedRoot, |volume| share_root(volume, SNAPSHOT, B);
+    a_root_block_of_another_subvolume: SharedRoot, |volume| volume.share_root(SNAPSHOT, B);
     a_removal_of_a_subvolume_that_was_not_deleted: DeletedSubvolume, |volume| {
         volume.edit(TreeId::ROOT, is(B, ItemType::ROOT_ITEM, 0), |items, slot| {
             let item = view::<RootItem>(&mut items[slot].1);
@@ -149,22 +149,6 @@ taken_back! {
     a_lost_uuid_tree: TreeBlock, |volume| volume.break_leaf(TreeId::UUID);
 }
 
-/// Makes the root item of the subvolume `id` lead to the root block of `other`.
-fn share_root(volume: &DamagedVolume, id: u64, other: u64) {
-    let is_root = |key: Key, id| (key.objectid, key.item_type) == (id, ItemType::ROOT_ITEM);
-    volume.edit(
-        TreeId::ROOT,
-        |key, _| is_root(key, id),
-        |items, slot| {
-            let from = items.iter().find(|(key, _)| is_root(*key, other)).expect("the same leaf");
-            let mut from = from.1.clone();
-            let (from, to) = (view::<RootItem>(&mut from), view::<RootItem>(&mut items[slot].1));
-            (to.bytenr, to.level) = (from.bytenr, from.level);
-            (to.generation, to.generation_v2) = (from.generation, from.generation_v2);
-        },
-    );
-}
-
 /// A snapshot has the root block of its source, and its own is lost. The repair gives it a copy,
 /// and then the kernel changes and removes either of them without a loss to the other one.
 #[test]
@@ -178,7 +162,7 @@ fn two_subvolumes_with_one_root_block_are_parted() {
     run("sh", &["-ec", &format!("cd '{}'; {script}", mount.path().display())]);
     drop(mount);
     let volume = DamagedVolume::of(disks);
-    share_root(&volume, 257, A);
+    volume.share_root(257, A);
     let is_own_root = |block: &BlockHeader| (block.level, block.owner()) == (1, TreeId(257));
     spoil_blocks(&volume, is_own_root);
     let disks = volume.disks();

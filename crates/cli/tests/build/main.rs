@@ -28,6 +28,8 @@ mod processors;
 mod refused;
 mod same;
 mod shaped;
+#[path = "../shared/shuffled.rs"]
+mod shuffled;
 
 use std::any::Any;
 use std::path::Path;

@@ -17,6 +17,7 @@ use tempfile::TempDir;
 
 use super::oci::make_images;
 use super::processors::{library, shown};
+use super::shuffled::write_shuffled;
 use super::{BuildJudges, BuiltMount, program, words};
 
 /// How many processors the builds of one image see, and on how many they are.
@@ -95,15 +96,7 @@ fn tree(root: &Path, large_mib: usize, order: u64) {
     let large = random.bytes(large_mib << 20);
     files.push((root.join("also-large"), large[1 << 20..9 << 20].to_vec()));
     files.push((root.join("large"), large));
-    let mut random = Random::new(order);
-    for at in (1..files.len()).rev() {
-        let other = usize::try_from(random.below(at as u64 + 1)).expect("a small number");
-        files.swap(at, other);
-    }
-    for (path, data) in files {
-        fs::create_dir_all(path.parent().expect("a parent")).expect("a directory");
-        fs::write(path, data).expect("a file");
-    }
+    write_shuffled(files, order);
     let links = fill::directory(root, "links");
     let [one, other] = if order.is_multiple_of(2) { ["a", "b"] } else { ["b", "a"] };
     fs::write(links.join(one), "linked").expect("a file");

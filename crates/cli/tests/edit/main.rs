@@ -32,6 +32,8 @@ mod replaced;
 mod resize;
 mod same;
 mod scrub;
+#[path = "../shared/shuffled.rs"]
+mod shuffled;
 mod subvolume;
 mod trim;
 #[path = "../shared/volumes.rs"]

@@ -23,6 +23,7 @@ use rustix::fs::{SeekFrom, XattrFlags, seek, setxattr};
 
 use super::format::is_xfs;
 use super::processors::{library, shown};
+use super::shuffled::write_shuffled;
 use super::{check, does, on_both, words};
 
 /// The verbs that change a volume and end: each is in one of these lines at least, which follow one
@@ -174,15 +175,7 @@ fn tree(root: &Path, order: u64) {
     let large = random.bytes(2 << 20);
     files.push((root.join("same"), large.clone()));
     files.push((root.join("large"), large));
-    let mut random = Random::new(order);
-    for at in (1..files.len()).rev() {
-        let other = usize::try_from(random.below(at as u64 + 1)).expect("a small number");
-        files.swap(at, other);
-    }
-    for (path, data) in files {
-        fs::create_dir_all(path.parent().expect("a parent")).expect("a directory");
-        fs::write(path, data).expect("a file");
-    }
+    write_shuffled(files, order);
     let is_first = order == 1;
     let [one, other] = if is_first { ["x1", "x2"] } else { ["x2", "x1"] };
     fill::write(&root.join(one), b"linked");

@@ -5,12 +5,14 @@ use std::process::{Command, Output};
 
 use offshoot_testkit::btrfs::damage::SUPERBLOCKS;
 use offshoot_testkit::btrfs::disks::Disks;
-use offshoot_testkit::btrfs::judges;
+use offshoot_testkit::btrfs::judges::{self, Judges};
 use offshoot_testkit::btrfs::recipe::Recipe;
 use offshoot_testkit::random::{Random, seed_of_run};
 use serde_json::Value;
 
-use crate::{Got, Judged, contents, fill, fill_and_remove, pick, recover, recover_from, wipe};
+use crate::{
+    FilesByPath, Got, Judged, contents, fill, fill_and_remove, pick, recover, recover_from, wipe,
+};
 
 /// Wipes all places of superblocks of all members.
 fn wipe_superblocks(disks: &Disks) {
@@ -20,6 +22,14 @@ fn wipe_superblocks(disks: &Disks) {
             wipe(image, at, 4096);
         }
     }
+}
+
+/// A volume over so many devices, and what the kernel shows in it.
+fn filled(judges: &Judges, devices: usize, mkfs: &'static str) -> (Disks, FilesByPath) {
+    let recipe = Recipe::new().devices(devices).mib(300).mkfs(mkfs).fill(fill);
+    let disks = recipe.make(judges);
+    let truth = contents(disks.mount("ro,noatime").path());
+    (disks, truth)
 }
 
 fn bytes(disks: &Disks) -> Vec<Vec<u8>> {
@@ -76,9 +86,7 @@ fn without_any_superblock_everything_is_there() {
 #[test]
 fn without_any_superblock_chunks_with_parity_are_read() {
     let Some(judges) = judges::require() else { return };
-    let disks = Recipe::new().devices(3).mib(300).mkfs("-m raid5 -d raid6").fill(fill);
-    let disks = disks.make(&judges);
-    let truth = contents(disks.mount("ro,noatime").path());
+    let (disks, truth) = filled(&judges, 3, "-m raid5 -d raid6");
     wipe_superblocks(&disks);
     let mut images = disks.images().to_vec();
     images.rotate_left(1);
@@ -92,9 +100,7 @@ fn without_any_superblock_chunks_with_parity_are_read() {
 #[test]
 fn without_the_superblocks_of_one_member_everything_is_there() {
     let Some(judges) = judges::require() else { return };
-    let disks = Recipe::new().devices(2).mib(300).mkfs("-m raid0 -d raid0").fill(fill);
-    let disks = disks.make(&judges);
-    let truth = contents(disks.mount("ro,noatime").path());
+    let (disks, truth) = filled(&judges, 2, "-m raid0 -d raid0");
     SUPERBLOCKS[..2].iter().for_each(|at| wipe(&disks.images()[1], *at, 4096));
     let found = recover(&disks, &[]);
     assert!(found.files == truth, "{:?}", found.output);
@@ -107,9 +113,7 @@ fn without_the_superblocks_of_one_member_everything_is_there() {
 #[test]
 fn a_member_without_tree_blocks_gets_the_number_that_is_left() {
     let Some(judges) = judges::require() else { return };
-    let disks = Recipe::new().devices(2).mib(300).mkfs("-m single -d raid0").fill(fill);
-    let disks = disks.make(&judges);
-    let truth = contents(disks.mount("ro,noatime").path());
+    let (disks, truth) = filled(&judges, 2, "-m single -d raid0");
     wipe_superblocks(&disks);
     let mut images = disks.images().to_vec();
     for _ in 0..2 {
@@ -125,9 +129,7 @@ fn a_member_without_tree_blocks_gets_the_number_that_is_left() {
 #[test]
 fn without_superblocks_and_a_member_the_mirror_is_read() {
     let Some(judges) = judges::require() else { return };
-    let disks = Recipe::new().devices(2).mib(300).mkfs("-m raid1 -d raid1").fill(fill);
-    let disks = disks.make(&judges);
-    let truth = contents(disks.mount("ro,noatime").path());
+    let (disks, truth) = filled(&judges, 2, "-m raid1 -d raid1");
     wipe_superblocks(&disks);
     for image in disks.images() {
         let one = std::slice::from_ref(image);
